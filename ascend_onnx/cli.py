@@ -1,0 +1,307 @@
+"""The `ascend-onnx` command.
+
+Exit codes: 0 done; 1 what was asked for was not reached; 2 bad input, said in one sentence on standard error. Modules
+that load onnx or a runtime are imported inside the commands, so that `--help` and usage errors come at once.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from typer.main import get_command
+
+from ascend_onnx.errors import InputError
+
+if TYPE_CHECKING:
+    from fusion_patterns import Report
+
+__all__ = ["app", "main"]
+
+PROGRAM = "ascend-onnx"
+NOT_REACHED = 1
+BAD_INPUT = 2
+
+app = typer.Typer(
+    name=PROGRAM,
+    help="Fuses DeepSeek-style ONNX models into Ascend operators that still run on any stock ONNX Runtime.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[Path, typer.Argument(metavar="IN", help="The ONNX model.", show_default=False)]
+KvCache = Annotated[Literal["keep"], typer.Option(help="keep: inputs and outputs of the model do not change.")]
+Target = Annotated[Literal["any", "a2", "a3", "950"], typer.Option(help="The Ascend product that must launch it.")]
+Validate = Annotated[
+    Literal["none", "sample", "all"],
+    typer.Option(help="Prove matches by running subgraph and replacement: none, one of each kind, all."),
+]
+Assume = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME|none", help="Add an assumption about graph inputs, or drop all. Repeatable."),
+]
+Only = Annotated[str | None, typer.Option(metavar="OPERATOR", help="Fuse into this operator alone.")]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OPERATOR=N", help="End with exit code 1 unless exactly N are fused. Repeatable."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    """Options of the command as a whole; its help text is that of `app`."""
+    if version:
+        typer.echo(f"{PROGRAM} {importlib.metadata.version(PROGRAM)}")
+        raise typer.Exit
+
+
+@app.command()
+def fuse(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="Where the fused model goes.")],
+    kv_cache: KvCache = "keep",
+    target: Target = "any",
+    validate: Validate = "sample",
+    assume: Assume = None,
+    only: Only = None,
+    expect: Expect = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there, as JSON.")] = None,
+    external_data: Annotated[
+        Literal["auto", "link", "copy"], typer.Option(help="Whether unchanged weights stay in IN's files.")
+    ] = "auto",
+    no_bodies: Annotated[
+        bool, typer.Option("--no-bodies", help="Leave the function bodies out: only a device can run the model.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Replace the subgraphs that Ascend operators compute, and write the fused model.
+
+    The model and its report are written even if an --expect is not met.
+    """
+    import fusion_patterns
+    from ascend_onnx import render
+    from ascend_onnx.files import require_writable
+    from ascend_onnx.functions import strip_functions
+    from ascend_onnx.storage import load, save
+
+    expected = _expectations(expect)
+    if report is not None and report.resolve() in (output.resolve(), model.resolve()):
+        raise InputError(f"--report {report} would replace a model; name another file")
+    for written in (output, report):
+        if written is not None:
+            require_writable(written)
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "load"):
+        loaded = load(model)
+    with render.progress() as progress:
+        result = fusion_patterns.fuse(
+            loaded,
+            kv_cache=kv_cache,
+            target=target,
+            validate=validate,
+            assume=tuple(assume or ()),
+            only=only,
+            progress=progress,
+        )
+    with _timed(seconds, "save"):
+        if no_bodies:
+            strip_functions(loaded)
+        save(loaded, output, source=model, external_data=external_data)
+    result.seconds = {"load": seconds["load"], **result.seconds, "save": seconds["save"]}
+    _deliver(result, report, as_json=as_json)
+    _require(expected, result)
+
+
+@app.command()
+def find(
+    model: Model,
+    kv_cache: KvCache = "keep",
+    target: Target = "any",
+    assume: Assume = None,
+    only: Only = None,
+    expect: Expect = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what `fuse` would fuse and what not, and change nothing."""
+    import fusion_patterns
+    from ascend_onnx.storage import load
+
+    expected = _expectations(expect)
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "load"):
+        loaded = load(model)
+    result = fusion_patterns.find(loaded, kv_cache=kv_cache, target=target, assume=tuple(assume or ()), only=only)
+    result.seconds = {**seconds, **result.seconds}
+    _deliver(result, None, as_json=as_json)
+    _require(expected, result)
+
+
+@app.command()
+def verify(
+    original: Annotated[Path, typer.Argument(metavar="ORIGINAL", help="The model that is right.", show_default=False)],
+    fused: Annotated[Path, typer.Argument(metavar="FUSED", help="The model to compare with it.", show_default=False)],
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE.npz", help="Arrays by input name instead of drawn ones. Repeatable: a set each."),
+    ] = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=RULE", help="How an input is drawn, for example ids:256 or arange:0. Repeatable."),
+    ] = None,
+    dim: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="The size of a symbolic dimension. Repeatable.")
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(help="Largest error of float outputs, as a part of their largest magnitude.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other inputs.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run two models on the same inputs and compare every output; exit code 1 if they differ."""
+    from ascend_onnx import render
+    from ascend_onnx.verify import verify as compare_models
+
+    result = compare_models(
+        original,
+        fused,
+        inputs=inputs or None,
+        dims={name: _whole_number("--dim", name, size) for name, size in _pairs("--dim", "NAME=VALUE", dim)},
+        rules=dict(_pairs("--rule", "NAME=RULE", rule)),
+        seed=seed,
+        rtol=rtol,
+    )
+    if as_json:
+        render.print_json(result.to_json())
+    else:
+        render.print_verification(result.to_json())
+    if not result.equal:
+        raise typer.Exit(NOT_REACHED)
+
+
+@app.command()
+def check(model: Model, target: Target = "any", as_json: AsJson = False) -> None:
+    """Say which nodes would not launch on a product, and why; exit code 1 if there are any."""
+    import dataclasses
+
+    from ascend_onnx import render
+    from ascend_onnx.check import check as find_faults
+    from ascend_onnx.storage import load
+
+    findings = [dataclasses.asdict(finding) for finding in find_faults(load(model), target=target)]
+    if as_json:
+        render.print_json({"target": target, "findings": findings})
+    else:
+        render.print_findings(findings, target)
+    if findings:
+        raise typer.Exit(NOT_REACHED)
+
+
+@app.command()
+def demo(as_json: AsJson = False) -> None:
+    """Fuse a two-layer DeepSeek-V3 decode graph with random weights, prove it equal and time it."""
+    import fusion_patterns
+    from ascend_onnx import demo as demonstration
+    from ascend_onnx import render
+
+    with render.progress() as progress:
+        result = demonstration.run(lambda model: fusion_patterns.fuse(model, progress=progress).to_json())
+    if as_json:
+        render.print_json(result.to_json())
+    else:
+        render.print_demo(result.to_json())
+    if not result.verification.equal:
+        raise typer.Exit(NOT_REACHED)
+
+
+def _deliver(result: Report, file: Path | None, *, as_json: bool) -> None:
+    """Print the report, and write it to `file` as JSON."""
+    from ascend_onnx import render
+    from ascend_onnx.files import replacing
+
+    data = result.to_json()
+    if file is not None:
+        with replacing(file) as out:
+            out.write(json.dumps(data, indent=2).encode() + b"\n")
+    if as_json:
+        render.print_json(data)
+    else:
+        render.print_report(data)
+
+
+def _expectations(values: list[str] | None) -> dict[str, int]:
+    """The --expect options as {operator: number}."""
+    from ascend_onnx.operators import OPERATORS
+
+    expected = {}
+    for name, number in _pairs("--expect", "OPERATOR=N", values):
+        if name not in OPERATORS:
+            raise InputError(f"--expect: there is no operator {name!r}; the operators are {', '.join(OPERATORS)}")
+        expected[name] = _whole_number("--expect", name, number)
+    return expected
+
+
+def _pairs(option: str, form: str, values: list[str] | None) -> Iterator[tuple[str, str]]:
+    """The parts before and behind the last "=" of each value."""
+    for value in values or ():
+        name, _, rest = value.rpartition("=")
+        if not (name and rest):
+            raise InputError(f"{option} takes {form}, got {value!r}")
+        yield name, rest
+
+
+def _whole_number(option: str, name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise InputError(f"{option} {name}= takes a whole number, got {text!r}")
+    return int(text)
+
+
+def _require(expected: dict[str, int], result: Report) -> None:
+    """End with exit code 1 if other numbers were fused than expected."""
+    unmet = [
+        f"{number} {name} but {result.counts.get(name, 0)} fuse"
+        for name, number in expected.items()
+        if result.counts.get(name, 0) != number
+    ]
+    if unmet:
+        _say(f"expected {' and '.join(unmet)}; the report says why")
+        raise typer.Exit(NOT_REACHED)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - started
+
+
+def _say(message: str) -> None:
+    """One line on standard error."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with `arguments`, the process's own by default; returns the exit code."""
+    try:
+        return int(get_command(app).main(arguments, prog_name=PROGRAM, standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        if error.format_message():
+            _say(error.format_message())
+        return error.exit_code
+    except InputError as error:
+        _say(str(error))
+    except OSError as error:
+        _say(f"{error.filename or 'input or output'}: {error.strerror}")
+    return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

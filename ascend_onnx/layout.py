@@ -1,0 +1,119 @@
+"""Storage orders of the device, as pure functions on arrays, each with its inverse.
+
+Source: MlaPrologV2WeightNz, NZ weights, RoPE and cache write; aclnnMlaPrologV2WeightNz, cacheMode.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "cache_bsnd_to_nz",
+    "cache_nz_to_bsnd",
+    "fractal_width",
+    "half_to_interleaved",
+    "interleaved_to_half",
+    "join_kv_b",
+    "nd_to_nz",
+    "nz_to_nd",
+    "split_kv_b",
+]
+
+_FRACTAL_HEIGHT = 16
+_FRACTAL_BYTES = 32
+
+
+def fractal_width(itemsize: int) -> int:
+    """Elements in one line of a fractal: 16 for 2-byte types, 32 for int8, 8 for float32."""
+    return _FRACTAL_BYTES // itemsize
+
+
+def nd_to_nz(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """A weight (k, n) in FRACTAL_NZ storage (n / w0, k / 16, 16, w0), w0 = 32 bytes of elements.
+
+    Raises `ValueError` where k is no multiple of 16 or n no multiple of w0.
+    """
+    if weight.ndim != 2:
+        raise ValueError(f"a weight (k, n) was expected, got shape {weight.shape}")
+    k, n = weight.shape
+    width = fractal_width(weight.itemsize)
+    if k % _FRACTAL_HEIGHT or n % width:
+        raise ValueError(f"(k, n) must be multiples of ({_FRACTAL_HEIGHT}, {width}), got ({k}, {n})")
+    fractals = weight.reshape(k // _FRACTAL_HEIGHT, _FRACTAL_HEIGHT, n // width, width)
+    return np.ascontiguousarray(fractals.transpose(2, 0, 1, 3))
+
+
+def nz_to_nd(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """The weight (k, n) from its FRACTAL_NZ storage (n / w0, k / 16, 16, w0); inverse of `nd_to_nz`."""
+    if weight.ndim != 4:
+        raise ValueError(f"a weight (n / w0, k / 16, 16, w0) was expected, got shape {weight.shape}")
+    outer_n, outer_k, height, width = weight.shape
+    return np.ascontiguousarray(weight.transpose(1, 2, 0, 3).reshape(outer_k * height, outer_n * width))
+
+
+def cache_bsnd_to_nz(cache: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """A PA_BSND cache (BlockNum, BlockSize, 1, H) in PA_NZ order, under the same declared shape.
+
+    Each block is stored as (H / c0, BlockSize, c0), c0 = 32 bytes of elements.
+    """
+    blocks, block_size, width, lanes = _cache_sizes(cache)
+    pieces = cache.reshape(blocks, block_size, width // lanes, lanes)
+    return np.ascontiguousarray(pieces.transpose(0, 2, 1, 3)).reshape(cache.shape)
+
+
+def cache_nz_to_bsnd(cache: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """A PA_NZ cache in PA_BSND order (BlockNum, BlockSize, 1, H); inverse of `cache_bsnd_to_nz`."""
+    blocks, block_size, width, lanes = _cache_sizes(cache)
+    pieces = cache.reshape(blocks, width // lanes, block_size, lanes)
+    return np.ascontiguousarray(pieces.transpose(0, 2, 1, 3)).reshape(cache.shape)
+
+
+def _cache_sizes(cache: npt.NDArray[np.generic]) -> tuple[int, int, int, int]:
+    if cache.ndim != 4 or cache.shape[2] != 1:
+        raise ValueError(f"a cache (BlockNum, BlockSize, 1, H) was expected, got shape {cache.shape}")
+    blocks, block_size, _, width = cache.shape
+    lanes = fractal_width(cache.itemsize)
+    if width % lanes:
+        raise ValueError(f"H must be a multiple of {lanes}, got {width}")
+    return blocks, block_size, width, lanes
+
+
+def interleaved_to_half(x: npt.NDArray[np.generic], start: int = 0) -> npt.NDArray[np.generic]:
+    """The last axis from lane `start` on, from interleaved pairs to half-split order; lanes before it stay.
+
+    Applied to the columns of a projection weight it makes the projection produce half-split rotary features.
+    """
+    lanes = x[..., start:]
+    return np.concatenate([x[..., :start], lanes[..., 0::2], lanes[..., 1::2]], axis=-1)
+
+
+def half_to_interleaved(x: npt.NDArray[np.generic], start: int = 0) -> npt.NDArray[np.generic]:
+    """The last axis from lane `start` on, from half-split order to interleaved pairs; inverse of the above."""
+    lanes = x[..., start:]
+    half = lanes.shape[-1] // 2
+    pairs = np.stack([lanes[..., :half], lanes[..., half:]], axis=-1).reshape(lanes.shape)
+    return np.concatenate([x[..., :start], pairs], axis=-1)
+
+
+def split_kv_b(
+    kv_b: npt.NDArray[np.generic], heads: int, nope: int
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+    """The up-projection of latent attention, (Hckv, N * (D + Dv)), as W_UK (N, D, Hckv) and W_UV (N, Hckv, Dv).
+
+    `nope` is D, the head size without rotary embedding; the value head size Dv is what remains of a head's columns.
+    """
+    rank, columns = kv_b.shape
+    if columns % heads or columns // heads < nope:
+        raise ValueError(f"{columns} columns do not hold {heads} heads of {nope} nope lanes and a value")
+    per_head = kv_b.reshape(rank, heads, columns // heads)
+    weight_uk = np.ascontiguousarray(per_head[:, :, :nope].transpose(1, 2, 0))
+    weight_uv = np.ascontiguousarray(per_head[:, :, nope:].transpose(1, 0, 2))
+    return weight_uk, weight_uv
+
+
+def join_kv_b(weight_uk: npt.NDArray[np.generic], weight_uv: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """The up-projection (Hckv, N * (D + Dv)) from W_UK (N, D, Hckv) and W_UV (N, Hckv, Dv); inverse of `split_kv_b`."""
+    rank = weight_uv.shape[1]
+    per_head = np.concatenate([weight_uk.transpose(2, 0, 1), weight_uv.transpose(1, 0, 2)], axis=-1)
+    return per_head.reshape(rank, -1)

@@ -1,0 +1,115 @@
+"""Pieces that the bodies of several operators share, written with an onnxscript `OpBuilder`.
+
+All of them compute in float32 and stay inside the operators whose meaning is the same in opsets 17 to 25; the one
+fork, reductions whose axes became an input in opset 18, is `reduce`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+from onnxscript import OpBuilder
+
+__all__ = [
+    "attribute",
+    "dynamic_quantise",
+    "narrow",
+    "opset",
+    "quantise",
+    "reduce",
+    "rms_norm",
+    "rotate",
+    "rounded",
+    "widen",
+]
+
+_END = 2**63 - 1
+"""A Slice end that stands for "to the end of the axis"."""
+
+
+def opset(op: OpBuilder) -> int:
+    """The version of the default domain that the body under construction imports."""
+    return op.builder.graph.opset_imports[""]
+
+
+def attribute(op: OpBuilder, name: str) -> ir.Value:
+    """The value of the function's FLOAT attribute `name`, as a scalar."""
+    value: ir.Value = op.Constant(value_float=ir.RefAttr("value_float", name, ir.AttributeType.FLOAT))
+    return value
+
+
+def widen(op: OpBuilder, x: ir.Value) -> ir.Value:
+    """`x` in float32; no node is added where it is float32 already."""
+    return x if x.dtype == ir.DataType.FLOAT else op.Cast(x, to=ir.DataType.FLOAT)
+
+
+def narrow(op: OpBuilder, x: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """The float32 `x` as `dtype`, rounded half to even; no node is added for float32."""
+    return x if dtype == ir.DataType.FLOAT else op.Cast(x, to=dtype)
+
+
+def rounded(op: OpBuilder, x: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """The float32 `x` after a round trip through `dtype`, as when a device stores it in between."""
+    return widen(op, narrow(op, x, dtype))
+
+
+def reduce(op: OpBuilder, kind: str, x: ir.Value) -> ir.Value:
+    """`kind` ("ReduceMean", "ReduceMax", ...) over the last axis, which is kept with size 1.
+
+    The axes of ReduceSum became an input in opset 13, those of the others in opset 18.
+    """
+    operator: Callable[..., ir.Value] = getattr(op, kind)
+    if opset(op) < 18 and kind != "ReduceSum":
+        return operator(x, axes=[-1], keepdims=1)
+    return operator(x, [-1], keepdims=1)
+
+
+def rms_norm(op: OpBuilder, x: ir.Value, gamma: ir.Value, epsilon: ir.Value | float) -> ir.Value:
+    """`gamma * x / sqrt(mean(x^2) + epsilon)` over the last axis, all float32.
+
+    The spelling is the one that ONNX Runtime fuses into a single kernel.
+    """
+    variance = reduce(op, "ReduceMean", op.Pow(x, 2.0))
+    normed: ir.Value = op.Mul(op.Div(x, op.Sqrt(op.Add(variance, epsilon))), gamma)
+    return normed
+
+
+def rotate(op: OpBuilder, first: ir.Value, second: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+    """Rotary embedding of a vector given as its two halves, in half-split order.
+
+    `first` and `second` are (..., Dr/2); `cos` and `sin` are (..., Dr) and used as they come (their halves need not
+    be equal). Returns `[first | second] * cos + [-second | first] * sin`, (..., Dr), float32. For interleaved features
+    the halves are the even and the odd lanes.
+    """
+    straight = op.Mul(op.Concat(first, second, axis=-1), cos)
+    turned = op.Mul(op.Concat(op.Neg(second), first, axis=-1), sin)
+    rotated: ir.Value = op.Add(straight, turned)
+    return rotated
+
+
+def quantise(op: OpBuilder, x: ir.Value) -> ir.Value:
+    """The float32 `x` as int8: rounded half to even, then saturated."""
+    quantised: ir.Value = op.Cast(op.Clip(op.Round(x), -128.0, 127.0), to=ir.DataType.INT8)
+    return quantised
+
+
+def dynamic_quantise(op: OpBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Symmetric int8 quantisation of each row of the last axis: values, and scales `max|x| / 127` of size 1 there.
+
+    A row of zeros gets scale 0 and values 0.
+    """
+    scale = op.Div(reduce(op, "ReduceMax", op.Abs(x)), 127.0)
+    return quantise(op, op.Div(x, nonzero(op, scale))), scale
+
+
+def nonzero(op: OpBuilder, scale: ir.Value) -> ir.Value:
+    """`scale` with 1 in the place of 0, so that one may divide by it."""
+    safe: ir.Value = op.Where(op.Equal(scale, 0.0), 1.0, scale)
+    return safe
+
+
+def every_second(op: OpBuilder, x: ir.Value, start: ir.Value | list[int]) -> ir.Value:
+    """The lanes `start`, `start + 2`, ... of the last axis."""
+    lanes: ir.Value = op.Slice(x, start, [_END], [-1], [2])
+    return lanes

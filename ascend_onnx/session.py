@@ -1,0 +1,229 @@
+"""Running models on the CPU provider of ONNX Runtime, with numpy arrays of every element type."""
+
+from __future__ import annotations
+
+__all__ = ["CpuSession", "run_model"]
+
+import ctypes
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+from google.protobuf.message import EncodeError
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
+
+from ascend_onnx.errors import ExecutionError, InputError
+from ascend_onnx.tensors import TensorSlot, tensor_slots, tensors_replaced
+
+_RUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    runtime_errors.Fail,
+    runtime_errors.InvalidArgument,
+    runtime_errors.InvalidGraph,
+    runtime_errors.InvalidProtobuf,
+    runtime_errors.NoSuchFile,
+    runtime_errors.NotImplemented,
+    runtime_errors.RuntimeException,
+)
+_HANDED_OVER_BYTES = 64 << 10  # larger initializers are handed to the runtime as they lie, not through the protobuf
+_FAILING_NODE = re.compile(r"while running \w+ node\. Name:'([^']*)'")
+_SILENT = 4  # what goes wrong is raised; the runtime need not print it as well
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Element type and shape of an input or output; a dimension is a number, a name or expression, or None."""
+
+    dtype: ir.DataType
+    shape: tuple[int | str | None, ...]
+
+
+def run_model(
+    model: str | Path | onnx.ModelProto | ir.Model,
+    feeds: Mapping[str, np.ndarray],
+    outputs: Sequence[str] | None = None,
+) -> dict[str, np.ndarray]:
+    """Runs a model once on the CPU provider and returns its outputs by name, all of them without `outputs`.
+
+    bfloat16 and float8 tensors go in and come out as `ml_dtypes` arrays.
+
+    Raises:
+        ExecutionError: ONNX Runtime does not load or run the model.
+        InputError: a feed is missing, unknown, or of another element type or rank than the input.
+    """
+    return CpuSession(model).run(feeds, outputs)
+
+
+class CpuSession:
+    """A model loaded once into the CPU provider, to be run with several sets of inputs.
+
+    A path is loaded by ONNX Runtime itself. Of a model in memory the large weights are neither copied nor serialised:
+    the runtime reads them where they are, external ones through a memory map.
+    """
+
+    inputs: dict[str, Signature]
+    outputs: dict[str, Signature]
+
+    def __init__(
+        self,
+        model: str | Path | onnx.ModelProto | ir.Model,
+        options: onnxruntime.SessionOptions | None = None,
+    ) -> None:
+        """Loads the model.
+
+        Raises:
+            ExecutionError: ONNX Runtime does not load it; the message has the runtime's reason.
+        """
+        if options is None:
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = _SILENT
+        self._weights: list[np.ndarray] = []  # the runtime reads these without owning them
+        if isinstance(model, str | Path):
+            where = str(model)
+            loadable: str | bytes = where
+            if not Path(model).is_file():
+                raise InputError(f"expected an ONNX model at {model}, but there is no such file; check the path")
+        else:
+            where = "the model in memory"
+            loadable = self._serialise(ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model, options)
+        try:
+            self._session = onnxruntime.InferenceSession(loadable, options, providers=["CPUExecutionProvider"])
+        except _RUNTIME_ERRORS as error:
+            raise ExecutionError(f"onnxruntime cannot load {where}: {_reason(error)}") from None
+        self.inputs = {entry.name: _signature(entry) for entry in self._session.get_inputs()}
+        self.outputs = {entry.name: _signature(entry) for entry in self._session.get_outputs()}
+
+    def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        """The outputs by name for one set of inputs.
+
+        Raises:
+            ExecutionError: ONNX Runtime fails while running.
+            InputError: a feed is missing, unknown, or of another element type or rank than the input.
+        """
+        names = list(self.outputs) if outputs is None else list(outputs)
+        unknown = [name for name in names if name not in self.outputs]
+        if unknown:
+            raise InputError(f"the model has no output {unknown[0]!r}; its outputs are {', '.join(self.outputs)}")
+        values = {name: _to_runtime(array) for name, array in self._checked(feeds).items()}
+        try:
+            results = self._session.run_with_ort_values(names, values)
+        except _RUNTIME_ERRORS as error:
+            named = _FAILING_NODE.search(str(error))
+            raise ExecutionError(
+                f"onnxruntime cannot run the model: {_reason(error)}", named.group(1) if named else ""
+            ) from None
+        return {name: _from_runtime(value) for name, value in zip(names, results, strict=True)}
+
+    def _checked(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        checked: dict[str, np.ndarray] = {}
+        for name, expected in self.inputs.items():
+            if name not in feeds:
+                raise InputError(f"no array was given for input {name!r} ({expected.dtype.name} {expected.shape})")
+            array = np.asarray(feeds[name])
+            if array.dtype != expected.dtype.numpy():
+                raise InputError(f"input {name!r} expects {expected.dtype.name}, but the array is {array.dtype}")
+            if array.ndim != len(expected.shape):
+                raise InputError(f"input {name!r} expects shape {expected.shape}, but the array has {array.shape}")
+            checked[name] = array
+        surplus = [name for name in feeds if name not in checked]
+        if surplus:
+            raise InputError(f"the model has no input {surplus[0]!r}; its inputs are {', '.join(self.inputs)}")
+        return checked
+
+    def _serialise(self, model: ir.Model, options: onnxruntime.SessionOptions) -> bytes:
+        """The model's bytes without its large weights, which are handed to the session options instead."""
+        handed: dict[str, onnxruntime.OrtValue] = {}
+        replacements: list[tuple[TensorSlot, ir.TensorProtocol]] = []
+        for slot in tensor_slots(model):
+            tensor, value = slot.tensor, slot.initializer
+            external = isinstance(tensor, ir.ExternalTensor)
+            if tensor.dtype == ir.DataType.STRING or not (external or tensor.nbytes >= _HANDED_OVER_BYTES):
+                continue
+            whole_bytes = tensor.dtype.bitwidth >= 8 and tensor.nbytes > 0
+            if value is not None and value.name and slot.in_main_graph and whole_bytes:
+                array = np.asarray(tensor.numpy(), order="C")
+                self._weights.append(array)
+                handed[value.name] = _wrapped(array, tensor.dtype)
+                replacements.append((slot, _placeholder(tensor, value.name)))
+            elif external:
+                replacements.append((slot, _inlined(tensor)))
+        if handed:
+            options.add_external_initializers(list(handed), list(handed.values()))
+        with tensors_replaced(replacements):
+            proto = ir.to_proto(model)
+        try:
+            serialised: bytes = proto.SerializeToString()
+        except EncodeError as error:
+            raise ExecutionError(
+                f"the model in memory cannot be serialised: {error}; save it and run the file"
+            ) from None
+        return serialised
+
+
+def _placeholder(tensor: ir.TensorProtocol, name: str) -> ir.ExternalTensor:
+    return ir.ExternalTensor(
+        location="in-memory",
+        offset=0,
+        length=tensor.nbytes,
+        dtype=tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=name,
+    )
+
+
+def _inlined(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    proto = onnx.TensorProto(
+        name=tensor.name or "",
+        data_type=tensor.dtype.value,
+        dims=tensor.shape.numpy(),
+        raw_data=tensor.tobytes(),
+    )
+    return ir.TensorProtoTensor(proto)
+
+
+def _signature(entry: onnxruntime.NodeArg) -> Signature:
+    return Signature(_element_type(entry.type), tuple(entry.shape))
+
+
+def _element_type(text: str) -> ir.DataType:
+    """The element type in ONNX Runtime's spelling, for example "tensor(float)"."""
+    name = text.removeprefix("tensor(").removesuffix(")").upper()
+    if name not in ir.DataType.__members__:
+        raise ExecutionError(f"expected tensors as inputs and outputs of a model, but one is {text}")
+    return ir.DataType[name]
+
+
+def _to_runtime(array: np.ndarray) -> onnxruntime.OrtValue:
+    contiguous = np.asarray(array, order="C")
+    if _is_numpys_own(array.dtype):
+        return onnxruntime.OrtValue.ortvalue_from_numpy(contiguous)
+    return _wrapped(contiguous, ir.DataType.from_numpy(array.dtype))
+
+
+def _wrapped(array: np.ndarray, dtype: ir.DataType) -> onnxruntime.OrtValue:
+    """An OrtValue on the array's own memory; types that numpy lacks go by their bit patterns."""
+    bits = array.view(np.dtype(f"u{array.dtype.itemsize}")) if not _is_numpys_own(array.dtype) else array
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, dtype.value)
+
+
+def _from_runtime(value: onnxruntime.OrtValue) -> np.ndarray:
+    dtype = ir.DataType(value.element_type())
+    if _is_numpys_own(dtype.numpy()):
+        array: np.ndarray = value.numpy()
+        return array
+    count = value.tensor_size_in_bytes()
+    raw = (ctypes.c_uint8 * count).from_address(value.data_ptr()) if count else b""
+    return np.frombuffer(bytes(raw), dtype=dtype.numpy()).reshape(value.shape())
+
+
+def _is_numpys_own(dtype: np.dtype) -> bool:
+    """Whether numpy itself knows the element type; those of `ml_dtypes` are user-defined (2) to numpy."""
+    return dtype.isbuiltin != 2
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,1 @@
+"""Measurements: `python -m benchmarks.NAME`. What they gave is in RESULTS.md."""

@@ -1,0 +1,63 @@
+"""How long fusing takes, against loading the same graph, and how it grows with the graph.
+
+`fusion_patterns.fuse(model, validate="none")`, the attaching of function bodies included, against `onnx_ir.load`;
+median of 5. The garbage collector runs before each measurement and is on during all of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import onnx_ir as ir
+
+import fusion_patterns
+from benchmarks.deepseek_v3_graph import build
+
+T = TypeVar("T")
+
+LAYERS = (15, 61)
+ROUNDS = 5
+LARGEST_RATIO = 4.0
+LARGEST_GROWTH = 1.5
+
+
+def measured(work: Callable[[], T]) -> tuple[float, T]:
+    """Seconds that `work` took, and its result."""
+    gc.collect()
+    started = time.perf_counter()
+    result = work()
+    return time.perf_counter() - started, result
+
+
+def ratio(path: Path) -> float:
+    """Print how long fusing the model at `path` takes and return that as a multiple of loading it."""
+    loads, fuses = [], []
+    for _ in range(ROUNDS):
+        seconds, model = measured(lambda: ir.load(path))
+        loads.append(seconds)
+        nodes = len(model.graph)
+        seconds, report = measured(lambda: fusion_patterns.fuse(model, validate="none"))  # noqa: B023
+        fuses.append(seconds)
+    load, fuse = statistics.median(loads), statistics.median(fuses)
+    counts = ", ".join(f"{number} {operator}" for operator, number in report.counts.items())
+    print(
+        f"{nodes:6,} nodes: load {load * 1e3:6.0f} ms, fuse {fuse * 1e3:6.0f} ms, ratio {fuse / load:.2f}  ({counts})"
+    )
+    return fuse / load
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        small, large = (ratio(build(layers, Path(folder))) for layers in LAYERS)
+    print(f"ratio at full size: {large:.2f} (at most {LARGEST_RATIO})")
+    print(f"ratio at full size over ratio at a quarter: {large / small:.2f} (at most {LARGEST_GROWTH} either way)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Attention in the latent space, with plain ONNX operators.
+
+score = (q_nope W_UK . latent + q_rope . k_rope) * scale + mask;  out = (softmax(score) latent) W_UV
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fusion_patterns.emit import Emitter
+from fusion_patterns.graph import Dimension, static
+
+__all__ = ["LatentQuery", "Tokens", "expand_values", "latent_attention"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The dimensions of one layer: B, S, N, T with T = cached plus new tokens; and the number of tokens at run time.
+
+    `batch` and `length` are int64 vectors of one element holding B and S.
+    """
+
+    b: Dimension
+    s: Dimension
+    n: int
+    t: Dimension
+    batch: ir.Value
+    length: ir.Value
+
+
+@dataclass(frozen=True)
+class LatentQuery:
+    """`query` (B, S, N, 512) already multiplied by W_UK, `query_rope` (B, S, N, 64)."""
+
+    query: ir.Value
+    query_rope: ir.Value
+
+
+def latent_attention(
+    emit: Emitter,
+    tokens: Tokens,
+    q: LatentQuery,
+    latent: ir.Value,
+    rotated: ir.Value,
+    scale: float,
+    mask: ir.Value | None,
+) -> ir.Value:
+    """The weighted latents (B, S, N, 512) of keys `latent` (B, 1, T, 512) and `rotated` (B, 1, T, 64).
+
+    All heads share their keys, so the heads of one token are rows of one product (B, S * N, T): no key is expanded.
+    `mask` broadcasts to (B, N, S, T) and is added to the scores.
+    """
+    rows = _rows(emit, tokens)
+    keys = emit.op("Squeeze", latent, emit.integers([1]), shape=_without_axis_1(latent))
+    rotated_keys = emit.op("Squeeze", rotated, emit.integers([1]), shape=_without_axis_1(rotated))
+    scores = emit.op(
+        "Add",
+        _scores(emit, tokens, rows, q.query, keys),
+        _scores(emit, tokens, rows, q.query_rope, rotated_keys),
+        shape=(tokens.b, tokens.s * tokens.n, tokens.t),
+    )
+    assert scores.dtype is not None  # every operand has the layer's float type
+    scores = emit.op("Mul", scores, emit.scalar(scale, scores.dtype), shape=_dims(scores))
+    if mask is not None:
+        per_head = emit.op("Reshape", scores, _score_shape(emit, tokens), shape=_score_dims(tokens))
+        per_head = emit.op("Add", per_head, _tokens_first(emit, mask), shape=_score_dims(tokens))
+        per_head = emit.op("Softmax", per_head, axis=-1, shape=_score_dims(tokens))
+        flat = emit.op("Concat", rows, emit.integers([-1]), axis=0, shape=[3])
+        weights = emit.op("Reshape", per_head, flat, shape=_dims(scores))
+    else:
+        weights = emit.op("Softmax", scores, axis=-1, shape=_dims(scores))
+    width = _dims(keys)[2]
+    context = emit.op("MatMul", weights, keys, shape=(tokens.b, tokens.s * tokens.n, width))
+    return emit.op(
+        "Reshape", context, emit.op("Shape", q.query, dtype=ir.DataType.INT64, shape=[4]), shape=_dims(q.query)
+    )
+
+
+def expand_values(emit: Emitter, tokens: Tokens, context: ir.Value, weight_uv: ir.Value) -> ir.Value:
+    """(B, N, S, Dv): weighted latents `context` (B, S, N, 512) through W_UV (N, 512, Dv), one product per head."""
+    b, s, n = tokens.b, tokens.s, tokens.n
+    _, rank, size = static(weight_uv.shape)
+    heads_first = emit.op("Transpose", context, perm=[2, 0, 1, 3], shape=(n, b, s, rank))
+    rows = emit.op("Reshape", heads_first, emit.integers([n, -1, rank]), shape=(n, b * s, rank))
+    values = emit.op("MatMul", rows, weight_uv, shape=(n, b * s, size))
+    target = emit.shared(
+        ("per head", tokens.batch, tokens.length, n, size),
+        lambda: emit.op(
+            "Concat", emit.integers([n]), tokens.batch, tokens.length, emit.integers([size]), axis=0, shape=[4]
+        ),
+    )
+    per_token = emit.op("Reshape", values, target, shape=(n, b, s, size))
+    return emit.op("Transpose", per_token, perm=[1, 0, 2, 3], shape=(b, n, s, size))
+
+
+def _rows(emit: Emitter, tokens: Tokens) -> ir.Value:
+    """[B, S * N], shared by all layers of these dimensions."""
+
+    def build() -> ir.Value:
+        heads = emit.op("Mul", tokens.length, emit.integers([tokens.n]), shape=[1])
+        return emit.op("Concat", tokens.batch, heads, axis=0, shape=[2])
+
+    value: ir.Value = emit.shared(("rows", tokens.batch, tokens.length, tokens.n), build)
+    return value
+
+
+def _scores(emit: Emitter, tokens: Tokens, rows: ir.Value, query: ir.Value, keys: ir.Value) -> ir.Value:
+    """(B, S * N, T) products of a query (B, S, N, H) with keys (B, T, H)."""
+    b, s, n, t = tokens.b, tokens.s, tokens.n, tokens.t
+    width = _dims(query)[3]
+    assert isinstance(width, int)  # the split sizes have been looked at
+    target = emit.shared(
+        ("query rows", rows, width),
+        lambda: emit.op("Concat", rows, emit.integers([width]), axis=0, shape=[3]),
+    )
+    flat = emit.op("Reshape", query, target, shape=(b, s * n, width))
+    turned = emit.op("Transpose", keys, perm=[0, 2, 1], shape=(b, width, t))
+    return emit.op("MatMul", flat, turned, shape=(b, s * n, t))
+
+
+def _score_shape(emit: Emitter, tokens: Tokens) -> ir.Value:
+    value: ir.Value = emit.shared(
+        ("score shape", tokens.batch, tokens.length, tokens.n),
+        lambda: emit.op("Concat", tokens.batch, tokens.length, emit.integers([tokens.n, -1]), axis=0, shape=[4]),
+    )
+    return value
+
+
+def _score_dims(tokens: Tokens) -> tuple[Dimension, ...]:
+    return (tokens.b, tokens.s, tokens.n, tokens.t)
+
+
+def _tokens_first(emit: Emitter, mask: ir.Value) -> ir.Value:
+    """A mask that broadcasts to (B, N, S, T) as one that broadcasts to (B, S, N, T); shared by all its readers."""
+
+    def build() -> ir.Value:
+        dims = _dims(mask)
+        missing = list(range(4 - len(dims)))
+        whole = mask
+        if missing:
+            dims = (*[1 for _ in missing], *dims)
+            whole = emit.op("Unsqueeze", mask, emit.integers(missing), shape=dims)
+        return emit.op("Transpose", whole, perm=[0, 2, 1, 3], shape=(dims[0], dims[2], dims[1], dims[3]))
+
+    value: ir.Value = emit.shared(("tokens first", mask), build)
+    return value
+
+
+def _dims(value: ir.Value) -> tuple[Dimension, ...]:
+    assert value.shape is not None  # matched values have a rank, emitted ones a shape
+    return tuple(value.shape)
+
+
+def _without_axis_1(value: ir.Value) -> tuple[Dimension, ...]:
+    b, _, t, width = _dims(value)
+    return (b, t, width)

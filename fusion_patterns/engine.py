@@ -1,0 +1,183 @@
+"""The single walk: anchors by operator type, a Match or a Miss for each, and replacement once all is decided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import onnx_ir as ir
+
+from ascend_onnx.operator import Call
+from fusion_patterns.emit import Emitter
+from fusion_patterns.graph import Facts
+from fusion_patterns.miss import Miss
+from fusion_patterns.report import Fused, Missed
+
+__all__ = ["Candidate", "Decisions", "Fusion", "LatentCache", "Match", "apply", "decide", "label", "timed"]
+
+
+@dataclass(frozen=True)
+class LatentCache:
+    """Bytes one token takes in the caches of one attention layer: as the graph keeps it, and as expanded per head."""
+
+    latent: int
+    per_head: int
+
+
+@dataclass
+class Match:
+    """A subgraph that some operators can replace, and how.
+
+    `results` are the values that get replaced; `boundary` the values at which the subgraph begins, each with the rule
+    for random inputs that respects what the graph guarantees of it (None: by its type). `emit` builds the replacement
+    and says which new value stands for which result. `absorbed` are values the operators compute inside: where others
+    read one, it stays and is reported as kept.
+    """
+
+    fusion: str
+    anchor: ir.Node
+    calls: tuple[Call, ...]
+    results: tuple[ir.Value, ...]
+    boundary: dict[ir.Value, str | None]
+    emit: Callable[[Emitter], dict[ir.Value, ir.Value]]
+    absorbed: tuple[ir.Value, ...] = ()
+    assumed: tuple[str, ...] = ()
+    cache: LatentCache | None = None
+    validated: float | None = None
+
+
+class Fusion(Protocol):
+    """One fusion: where to look, and what it makes of an anchor (None: the anchor was never a candidate)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def operators(self) -> tuple[str, ...]: ...
+    @property
+    def anchors(self) -> tuple[str, ...]: ...
+
+    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]: ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A candidate that does not fuse: the fusion and the anchor it was looked at for, and the reason."""
+
+    fusion: str
+    anchor: ir.Node
+    miss: Miss
+
+    def missed(self) -> Missed:
+        return Missed.of(self.fusion, label(self.anchor), self.miss)
+
+
+@dataclass
+class Decisions:
+    """All matches in graph order, disjoint in what they replace, and all misses."""
+
+    matches: list[Match] = field(default_factory=list)
+    misses: list[Candidate] = field(default_factory=list)
+
+
+def label(node: ir.Node) -> str:
+    """A node's name, or that of its first output where it has none."""
+    return node.name or next((o.name for o in node.outputs if o.name), "") or node.op_type
+
+
+def decide(graph: ir.Graph, fusions: Sequence[Fusion]) -> Decisions:
+    """Look at every anchor of every fusion. Nothing is changed."""
+    by_anchor: dict[str, list[Fusion]] = {}
+    for fusion in fusions:
+        for op_type in fusion.anchors:
+            by_anchor.setdefault(op_type, []).append(fusion)
+    facts, decisions, claimed = Facts(), Decisions(), set[ir.Value]()
+    for node in graph:
+        for fusion in by_anchor.get(node.op_type, ()):
+            for outcome in fusion.match(node, facts):
+                if isinstance(outcome, Candidate):
+                    decisions.misses.append(outcome)
+                elif claimed.isdisjoint(outcome.results):
+                    claimed.update(outcome.results)
+                    decisions.matches.append(outcome)
+    return decisions
+
+
+def apply(graph: ir.Graph, matches: Sequence[Match], progress: Callable[[int, int], None]) -> list[Fused]:
+    """Replace every match, drop what nothing reads any more, restore topological order."""
+    if not matches:
+        return []
+    emitter = Emitter(graph)
+    made: list[tuple[Match, list[ir.Node]]] = []
+    for done, match in enumerate(matches):
+        progress(done, len(matches))
+        before = len(emitter.nodes)
+        replacements = match.emit(emitter)
+        made.append((match, [node for node in emitter.nodes[before:] if node.domain]))
+        for result, value in replacements.items():
+            _replace(result, value)
+    emitter.commit()
+    entries: list[Fused] = []
+    for match, nodes in made:
+        gone = [label(node) for node in _remove_dead(graph, [value.producer() for value in match.results])]
+        kept = [value.name or "" for value in match.absorbed if _is_alive(value, graph)]
+        entries.extend(
+            Fused(node.op_type, "", label(match.anchor), gone, match.validated, list(match.assumed), kept)
+            for node in nodes
+        )
+    graph.sort()
+    return entries
+
+
+def _is_alive(value: ir.Value, graph: ir.Graph) -> bool:
+    node = value.producer()
+    return node is not None and node.graph is graph
+
+
+def _replace(old: ir.Value, new: ir.Value) -> None:
+    """Let every reader of `old`, and the graph's outputs, take `new`; a graph output keeps its name."""
+    name, is_output = old.name, old.is_graph_output()
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    if is_output:
+        old.name = None
+        new.name = name
+        new.shape, new.type = old.shape, old.type
+
+
+def _remove_dead(graph: ir.Graph, suspects: Sequence[ir.Node | None]) -> list[ir.Node]:
+    """Remove the suspects that nothing reads, and what then becomes unread; also their initializers."""
+    removed: list[ir.Node] = []
+    stack = list(suspects)
+    while stack:
+        node = stack.pop()
+        if node is None or node.graph is not graph:
+            continue
+        if any(output.uses() or output.is_graph_output() for output in node.outputs):
+            continue
+        inputs = [value for value in node.inputs if value is not None]
+        graph.remove(node, safe=True)
+        removed.append(node)
+        for value in inputs:
+            stack.append(value.producer())
+            if value.is_initializer() and not value.uses() and not value.is_graph_output():
+                graph.initializers.pop(value.name or "", None)
+    return removed
+
+
+def timed(seconds: dict[str, float], name: str) -> Timer:
+    """A context that adds the time spent inside it to `seconds[name]`."""
+    return Timer(seconds, name)
+
+
+@dataclass
+class Timer:
+    seconds: dict[str, float]
+    name: str
+    started: float = 0.0
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.started

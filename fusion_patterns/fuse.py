@@ -1,0 +1,193 @@
+"""`fuse` and `find`: the fusions over a whole model, with validation, assumptions and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import onnx
+import onnx_ir as ir
+
+from ascend_onnx.check import check_call
+from ascend_onnx.errors import InputError
+from ascend_onnx.functions import attach_functions
+from ascend_onnx.operator import Product
+from ascend_onnx.operators import OPERATORS
+from ascend_onnx.schema import infer_types
+from ascend_onnx.storage import load
+from fusion_patterns.engine import Candidate, Decisions, Fusion, Match, apply, decide, timed
+from fusion_patterns.miss import Miss, miss
+from fusion_patterns.mla_prolog import MlaProlog
+from fusion_patterns.moe_init_routing import MoeInitRouting
+from fusion_patterns.report import KvCache, Report
+from fusion_patterns.validate import sample, validate
+
+__all__ = ["ASSUMPTIONS", "FUSIONS", "find", "fuse"]
+
+FUSIONS: tuple[Fusion, ...] = (MlaProlog(), MoeInitRouting())
+
+ASSUMPTIONS = ("expert-ids-in-range", "indices-valid", "slots-valid", "softmax-lanes-equal", "causal-mask")
+"""Facts about graph inputs that no graph can prove; all but the last hold unless switched off."""
+
+Progress = Callable[[str, int, int], None]
+
+
+def _silent(_phase: str, _done: int, _total: int) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    target: str
+    validate: str
+    only: str | None
+    progress: Progress
+
+
+def fuse(
+    model: onnx.ModelProto | ir.Model,
+    *,
+    kv_cache: Literal["keep"] = "keep",
+    target: str = "any",
+    validate: Literal["none", "sample", "all"] = "sample",
+    assume: Collection[str] = (),
+    only: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Replace what the operators compute, in place, and attach their function bodies.
+
+    `kv_cache` "keep" leaves the graph's inputs and outputs as they are. `target` (a product, or "any") turns a match
+    that would not launch there into a Miss. `validate` runs the first match of each shape class ("sample"), every match
+    ("all") or none against its replacement. `assume` switches named assumptions ("none": all off). `only` is the name
+    of the one operator to fuse. `progress` is called with phase, done and total.
+
+    Raises `InputError` for an unknown option value and for an opset below 17.
+    """
+    options = _checked_options(kv_cache, target, validate, assume, only, progress)
+    if isinstance(model, str | Path):
+        raise InputError(f"fuse changes a model in place, so it takes a loaded model, not the path {str(model)!r}")
+    if isinstance(model, onnx.ModelProto):
+        loaded = ir.from_proto(model)
+        report = _fuse(load(loaded), options)
+        model.CopyFrom(ir.to_proto(loaded))
+        return report
+    return _fuse(load(model), options)
+
+
+def find(
+    model: str | Path | onnx.ModelProto | ir.Model,
+    *,
+    kv_cache: Literal["keep"] = "keep",
+    target: str = "any",
+    assume: Collection[str] = (),
+    only: str | None = None,
+) -> Report:
+    """What `fuse` would do without validation; the model is not changed."""
+    options = _checked_options(kv_cache, target, "none", assume, only, None)
+    loaded = load(model)
+    report = Report(nodes_before=loaded.graph.num_nodes())
+    with timed(report.seconds, "match"):
+        decisions = _decide(loaded, options)
+    _describe(report, decisions)
+    return report
+
+
+def _checked_options(
+    kv_cache: str, target: str, validate: str, assume: Collection[str], only: str | None, progress: Progress | None
+) -> _Options:
+    _require("kv_cache", kv_cache, ("keep",))
+    _require("target", target, ("any", *(product.value for product in Product)))
+    _require("validate", validate, ("none", "sample", "all"))
+    for name in assume:
+        _require("assume", name, ("none", *ASSUMPTIONS))
+    if only is not None:
+        _require("only", only, tuple(OPERATORS))
+    return _Options(target, validate, only, progress or _silent)
+
+
+def _require(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InputError(f"{option} takes {', '.join(known)}; got {value!r}")
+
+
+def _fuse(model: ir.Model, options: _Options) -> Report:
+    report = Report(nodes_before=model.graph.num_nodes())
+    with timed(report.seconds, "match"):
+        decisions = _decide(model, options)
+    with timed(report.seconds, "validate"):
+        _validate(model, decisions, options)
+    with timed(report.seconds, "apply"):
+        report.fused = apply(model.graph, decisions.matches, lambda done, total: options.progress("apply", done, total))
+        if report.fused:
+            attach_functions(model)
+    _describe(report, decisions)
+    report.nodes_after = model.graph.num_nodes()
+    return report
+
+
+def _decide(model: ir.Model, options: _Options) -> Decisions:
+    if any(output.shape is None for node in model.graph for output in node.outputs if output.name != ""):
+        infer_types(model)
+    fusions = [f for f in FUSIONS if options.only is None or options.only in f.operators]
+    decisions = decide(model.graph, fusions)
+    if options.target != "any":
+        _keep(decisions, lambda match: _unlaunchable(match, options.target))
+    return decisions
+
+
+def _keep(decisions: Decisions, refuse: Callable[[Match], Miss | None]) -> None:
+    """Turn the matches that `refuse` has a reason against into misses."""
+    kept = []
+    for match in decisions.matches:
+        reason = refuse(match)
+        if reason is None:
+            kept.append(match)
+        else:
+            decisions.misses.append(Candidate(match.fusion, match.anchor, reason))
+    decisions.matches = kept
+
+
+def _unlaunchable(match: Match, target: str) -> Miss | None:
+    for call in match.calls:
+        findings = check_call(call, (Product(target),))
+        if findings:
+            wanted = f"{call.operator.name} within the limits of {target}"
+            return miss("target", match.anchor, wanted, "; ".join(finding.message for finding in findings))
+    return None
+
+
+def _validate(model: ir.Model, decisions: Decisions, options: _Options) -> None:
+    if options.validate == "none":
+        return
+    chosen = decisions.matches if options.validate == "all" else sample(decisions.matches)
+    position = {id(match): index for index, match in enumerate(chosen)}
+
+    def refuse(match: Match) -> Miss | None:
+        if id(match) not in position:
+            return None
+        options.progress("validate", position[id(match)], len(chosen))
+        outcome = validate(model, match, lambda cut: _fuse_cut(cut, match))
+        if isinstance(outcome, Miss):
+            return outcome
+        match.validated = outcome
+        return None
+
+    _keep(decisions, refuse)
+
+
+def _fuse_cut(cut: ir.Model, match: Match) -> int:
+    fusion = next(f for f in FUSIONS if f.name == match.fusion)
+    matches = decide(cut.graph, [fusion]).matches
+    apply(cut.graph, matches, lambda _done, _total: None)
+    return len(matches)
+
+
+def _describe(report: Report, decisions: Decisions) -> None:
+    """What the decisions say that does not depend on whether they were carried out."""
+    report.missed = [candidate.missed() for candidate in decisions.misses]
+    caches = [match.cache for match in decisions.matches if match.cache is not None]
+    if caches:
+        latent = sum(cache.latent for cache in caches)
+        report.kv_cache = KvCache(latent, latent, sum(cache.per_head for cache in caches))

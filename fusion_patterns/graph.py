@@ -1,0 +1,246 @@
+"""Facts about the values of a graph, computed on demand and remembered: constants, shapes, shape arithmetic.
+
+Everything here only reads. Dimensions are numbers or symbolic expressions; two dimensions are equal when their
+normalised expressions are (equal names mean equal sizes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+__all__ = ["Dimension", "Facts", "attribute", "is_op", "only_reader", "same_dim", "static"]
+
+_T = TypeVar("_T")
+
+Dimension = int | ir.SymbolicDim
+
+_SMALL = 4096
+"""Constants up to this many elements are read while matching; larger ones are weights and stay on disk."""
+
+_DEEPEST = 64
+"""How many steps of shape arithmetic are followed upwards."""
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Whether `node` is one of these operators of the default ONNX domain."""
+    return node is not None and node.domain in ("", "ai.onnx") and node.op_type in op_types
+
+
+def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+    """The attribute's value; where the node leaves it out, the default of the operator's schema, else `default`."""
+    given = node.attributes.get(name)
+    if given is not None:
+        return given.value
+    try:
+        schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
+    except onnx.defs.SchemaError:
+        return default
+    declared = schema.attributes.get(name)
+    if declared is None or declared.default_value.type == onnx.AttributeProto.UNDEFINED:
+        return default
+    return onnx.helper.get_attribute_value(declared.default_value)
+
+
+def only_reader(value: ir.Value) -> tuple[ir.Node, int] | None:
+    """The one node that reads a value, and at which input; None when several read it, or the graph's outputs do."""
+    uses = list(value.uses())
+    return (uses[0].node, uses[0].idx) if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def static(shape: ir.Shape | None) -> tuple[int, ...]:
+    """A shape whose dimensions are known to be numbers, as a weight's are."""
+    if shape is None or not all(isinstance(dim, int) for dim in shape):
+        raise ValueError(f"a shape of numbers was expected, got {shape}")
+    return tuple(dim for dim in shape if isinstance(dim, int))
+
+
+def same_dim(left: Dimension | None, right: Dimension | None) -> bool:
+    """Whether two dimensions are provably equal."""
+    if left is None or right is None:
+        return False
+    left, right = _number(left), _number(right)
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    if any(isinstance(dim, ir.SymbolicDim) and dim.value is None for dim in (left, right)):
+        return False
+    return left == right or _simplest(left) == _simplest(right)
+
+
+def _simplest(dim: Dimension) -> Dimension:
+    return _number(dim.simplify()) if isinstance(dim, ir.SymbolicDim) else dim
+
+
+class Facts:
+    """What is known about the values of one graph."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[Hashable, int], Any] = {}
+        self._alive: list[ir.Value] = []
+
+    def remember(self, kind: Hashable, value: ir.Value, compute: Callable[[ir.Value, Facts], _T]) -> _T:
+        """`compute(value, self)`, done once per value and kind."""
+        key = (kind, id(value))
+        if key not in self._memory:
+            self._memory[key] = compute(value, self)
+            self._alive.append(value)  # keeps id(value) from being reused
+        answer: _T = self._memory[key]
+        return answer
+
+    def constant(self, value: ir.Value | None) -> np.ndarray[Any, Any] | None:
+        """The value of a small constant (initializer or Constant node), else None."""
+        if value is None:
+            return None
+        return self.remember("constant", value, _constant)
+
+    def scalar(self, value: ir.Value | None) -> float | None:
+        """The value of a constant with one element, else None."""
+        array = self.constant(value)
+        return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+    def integers(self, value: ir.Value | None) -> list[int] | None:
+        """A constant integer tensor as a flat list, else None."""
+        array = self.constant(value)
+        if array is None or not np.issubdtype(array.dtype, np.integer):
+            return None
+        return [int(i) for i in array.reshape(-1)]
+
+    def shape(self, value: ir.Value) -> tuple[Dimension, ...] | None:
+        """The shape, None when the rank is unknown. Dimensions about which nothing is known are nameless symbols."""
+        return None if value.shape is None else tuple(_number(dim) for dim in value.shape)
+
+    def rank(self, value: ir.Value) -> int | None:
+        return None if value.shape is None else len(value.shape)
+
+    def dim(self, value: ir.Value, axis: int) -> Dimension | None:
+        """The dimension at `axis`, None when the shape is unknown or too short."""
+        shape = self.shape(value)
+        if shape is None or not -len(shape) <= axis < len(shape):
+            return None
+        return shape[axis]
+
+    def size(self, value: ir.Value, axis: int) -> int | None:
+        """The dimension at `axis` when it is a number."""
+        dim = self.dim(value, axis)
+        return dim if isinstance(dim, int) else None
+
+    def axis(self, node: ir.Node, value: ir.Value, default: int = -1) -> int | None:
+        """The node's `axis` attribute, counted from the front."""
+        rank = self.rank(value)
+        given = attribute(node, "axis", default)
+        return None if rank is None else (given + rank if given < 0 else given)
+
+    def symbolic(self, value: ir.Value | None) -> list[Dimension] | None:
+        """The elements of an integer scalar or vector as dimensions, following shape arithmetic; None if unknown."""
+        return None if value is None else self._symbolic(value, 0)
+
+    def _symbolic(self, value: ir.Value, depth: int) -> list[Dimension] | None:
+        if depth > _DEEPEST:
+            return None
+        return self.remember("symbolic", value, lambda v, _: _evaluate(self, v, depth))
+
+
+def _number(dim: Dimension) -> Dimension:
+    """A dimension whose symbol is a number (some exporters write "512" as a name) as that number."""
+    return int(dim.value) if isinstance(dim, ir.SymbolicDim) and dim.value is not None and dim.value.isdigit() else dim
+
+
+def _constant(value: ir.Value, _: Facts) -> np.ndarray[Any, Any] | None:
+    tensor = value.const_value
+    node = value.producer()
+    if tensor is None and is_op(node, "Constant"):
+        assert node is not None
+        return _constant_node(node)
+    if tensor is None or (node is None and not value.is_initializer()) or value.is_graph_input():
+        return None
+    return tensor.numpy() if tensor.size <= _SMALL else None
+
+
+def _constant_node(node: ir.Node) -> np.ndarray[Any, Any] | None:
+    for name, given in node.attributes.items():
+        if name == "value":
+            return given.value.numpy() if given.value.size <= _SMALL else None
+        if name in ("value_int", "value_ints"):
+            return np.array(given.value, np.int64)
+        if name in ("value_float", "value_floats"):
+            return np.array(given.value, np.float32)
+    return None
+
+
+def _evaluate(facts: Facts, value: ir.Value, depth: int) -> list[Dimension] | None:
+    """One step of symbolic evaluation of an integer scalar or vector."""
+    constant = facts.integers(value)
+    if constant is not None:
+        return list(constant)
+    node = value.producer()
+    if node is None or not is_op(node, *_STEPS):
+        return None
+    return _STEPS[node.op_type](facts, node, depth + 1)
+
+
+def _operand(facts: Facts, node: ir.Node, index: int, depth: int) -> list[Dimension] | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return None if value is None else facts._symbolic(value, depth)
+
+
+def _shape_step(facts: Facts, node: ir.Node, _: int) -> list[Dimension] | None:
+    source = node.inputs[0]
+    shape = None if source is None else facts.shape(source)
+    return None if shape is None else list(shape[attribute(node, "start", 0) : attribute(node, "end")])
+
+
+def _same_elements(facts: Facts, node: ir.Node, depth: int) -> list[Dimension] | None:
+    return _operand(facts, node, 0, depth)
+
+
+def _gather_step(facts: Facts, node: ir.Node, depth: int) -> list[Dimension] | None:
+    data, picks = _operand(facts, node, 0, depth), facts.integers(node.inputs[1])
+    if data is None or picks is None or any(not -len(data) <= i < len(data) for i in picks):
+        return None
+    return [data[i] for i in picks]
+
+
+def _slice_step(facts: Facts, node: ir.Node, depth: int) -> list[Dimension] | None:
+    data = _operand(facts, node, 0, depth)
+    bounds = [facts.integers(i) for i in node.inputs[1:3]]
+    steps = facts.integers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else [1]
+    if data is None or None in bounds or steps is None:
+        return None
+    (start,), (end,) = bounds[0] or [0], bounds[1] or [0]
+    return data[slice(start, end, steps[0])]
+
+
+def _concat_step(facts: Facts, node: ir.Node, depth: int) -> list[Dimension] | None:
+    parts = [_operand(facts, node, i, depth) for i in range(len(node.inputs))]
+    return None if None in parts else [dim for part in parts if part is not None for dim in part]
+
+
+def _arithmetic(combine: Callable[[Any, Any], Any]) -> Callable[[Facts, ir.Node, int], list[Dimension] | None]:
+    def step(facts: Facts, node: ir.Node, depth: int) -> list[Dimension] | None:
+        left, right = _operand(facts, node, 0, depth), _operand(facts, node, 1, depth)
+        if left is None or right is None or (len(left) != len(right) and 1 not in (len(left), len(right))):
+            return None
+        count = max(len(left), len(right))
+        return [combine(left[i if len(left) > 1 else 0], right[i if len(right) > 1 else 0]) for i in range(count)]
+
+    return step
+
+
+_STEPS: dict[str, Callable[[Facts, ir.Node, int], list[Dimension] | None]] = {
+    "Shape": _shape_step,
+    "Squeeze": _same_elements,
+    "Unsqueeze": _same_elements,
+    "Reshape": _same_elements,
+    "Identity": _same_elements,
+    "Cast": _same_elements,
+    "Gather": _gather_step,
+    "Slice": _slice_step,
+    "Concat": _concat_step,
+    "Add": _arithmetic(lambda a, b: a + b),
+    "Sub": _arithmetic(lambda a, b: a - b),
+    "Mul": _arithmetic(lambda a, b: a * b),
+}

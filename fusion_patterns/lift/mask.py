@@ -1,0 +1,331 @@
+"""Attention masks as properties of a value: what is visible, and what of that can be proved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from fusion_patterns.graph import Dimension, Facts, attribute, is_op, only_reader
+from fusion_patterns.miss import Miss, miss
+
+__all__ = [
+    "CausalMask",
+    "EmptyRowGuard",
+    "Selection",
+    "recognise_additive",
+    "recognise_causal",
+    "recognise_guard",
+    "recognise_selection",
+]
+
+
+@dataclass(frozen=True)
+class CausalMask:
+    """True where key j is visible to query i: j <= i + offset, over the last two axes (query, key)."""
+
+    offset: Dimension
+    queries: Dimension
+    keys: Dimension
+
+
+@dataclass(frozen=True)
+class Selection:
+    """True where the key is selected and visible.
+
+    `indices` (B, S, K) int64 are positions of keys, best first; `scores` (B, S, T) are what they were chosen by, before
+    masking. `causal` is the proof that later keys are never visible: positions beyond it stand at the end of the lists.
+    """
+
+    indices: ir.Value
+    scores: ir.Value
+    causal: CausalMask
+    node: ir.Node
+
+
+@dataclass(frozen=True)
+class EmptyRowGuard:
+    """out = Where(row of `visible` has no True, 0, x)."""
+
+    visible: ir.Value
+    x: ir.Value
+    out: ir.Value
+
+
+def recognise_additive(mask: ir.Value, facts: Facts) -> ir.Value | None:
+    """The boolean value `visible` behind a mask that adds nothing where it is True and a huge negative elsewhere.
+
+    Spellings
+    ---------
+    1. Mul(Cast(Not(visible)), c) with c at most float16's lowest value.
+    2. Where(visible, 0, c).
+    """
+    return facts.remember("additive", mask, _additive)
+
+
+def _additive(mask: ir.Value, facts: Facts) -> ir.Value | None:
+    node = mask.producer()
+    if node is None:
+        return None
+    if is_op(node, "Mul"):
+        for hidden, factor in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+            if _is_huge_negative(factor, facts) and hidden is not None:
+                return _negated(_before_cast(hidden))
+    if is_op(node, "Where") and facts.scalar(node.inputs[1]) == 0 and _is_huge_negative(node.inputs[2], facts):
+        return node.inputs[0]
+    return None
+
+
+def _is_huge_negative(value: ir.Value | None, facts: Facts) -> bool:
+    """A number that hides a score in every float type: at most float16's lowest."""
+    constant = facts.scalar(value)
+    return constant is not None and constant <= -65504
+
+
+def _before_cast(value: ir.Value) -> ir.Value:
+    node = value.producer()
+    return node.inputs[0] if node is not None and is_op(node, "Cast") and node.inputs[0] is not None else value
+
+
+def _negated(value: ir.Value) -> ir.Value | None:
+    """b of Not(b)."""
+    node = value.producer()
+    return node.inputs[0] if node is not None and is_op(node, "Not") else None
+
+
+def recognise_guard(value: ir.Value, facts: Facts) -> EmptyRowGuard | None:
+    """The guard that reads an attention's output: Where(Less(ReduceSum(Cast(visible), -1), 1), 0, value)."""
+    reader = only_reader(value)
+    if reader is None or not is_op(reader[0], "Where"):
+        return None
+    where = reader[0]
+    less = None if where.inputs[0] is None else where.inputs[0].producer()
+    if reader[1] != 2 or facts.scalar(where.inputs[1]) != 0 or less is None or not is_op(less, "Less"):
+        return None
+    total = None if less.inputs[0] is None else less.inputs[0].producer()
+    if facts.scalar(less.inputs[1]) != 1 or total is None or not is_op(total, "ReduceSum") or total.inputs[0] is None:
+        return None
+    axes = facts.integers(total.inputs[1]) if len(total.inputs) > 1 else attribute(total, "axes")
+    visible = _before_cast(total.inputs[0])
+    rank = facts.rank(visible)
+    if axes is None or rank is None or list(axes) not in ([-1], [rank - 1]) or attribute(total, "keepdims") != 1:
+        return None
+    return EmptyRowGuard(visible, value, where.outputs[0])
+
+
+def recognise_causal(visible: ir.Value, facts: Facts) -> CausalMask | Miss:
+    """The proof that a boolean value is j <= i + offset: a comparison of two ranges, either way round.
+
+    Looks through Expand, and through axes of size 1 that are added or dropped.
+    """
+    return facts.remember("causal", visible, _causal)
+
+
+def _causal(visible: ir.Value, facts: Facts) -> CausalMask | Miss:
+    node = visible.producer()
+    while (
+        node is not None and (is_op(node, "Expand") or _changes_unit_axes(node, facts)) and node.inputs[0] is not None
+    ):
+        node = node.inputs[0].producer()
+    if node is None or not is_op(node, "LessOrEqual", "GreaterOrEqual", "Less", "Greater"):
+        found = node.op_type if node is not None else "a graph input"
+        return miss("selection-not-causal", visible, "a comparison of key and query positions", found)
+    left, right = (None if i is None else _range(i, facts) for i in node.inputs)
+    if left is None or right is None:
+        return miss("selection-not-causal", node, "two ranges of positions", "other values")
+    key, query = (left, right) if node.op_type.startswith("Less") else (right, left)
+    if (key.axis, query.axis) not in ((-1, -2), (-1, None)):
+        return miss("selection-not-causal", node, "keys on the last axis, queries before them", "other axes")
+    strict = 0 if node.op_type.endswith("Equal") else 1
+    return CausalMask(query.start - key.start - strict, query.count, key.count)
+
+
+def _changes_unit_axes(node: ir.Node, facts: Facts) -> bool:
+    """Unsqueeze, Squeeze, or Gather of index 0, on axes before the last two."""
+    source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
+    if source is None or facts.rank(source) is None or facts.rank(result) is None:
+        return False
+    rank = facts.rank(source) or 0
+    if is_op(node, "Unsqueeze", "Squeeze"):
+        axes = facts.integers(node.inputs[1]) if len(node.inputs) > 1 else None
+        length = rank if node.op_type == "Squeeze" else facts.rank(result) or 0
+        return axes is not None and all(axis % length < length - 2 for axis in axes)
+    if is_op(node, "Gather"):
+        axis = facts.axis(node, source, 0)
+        picks = facts.constant(node.inputs[1])
+        return axis is not None and axis < rank - 2 and picks is not None and picks.ndim == 0
+    return False
+
+
+@dataclass(frozen=True)
+class _Range:
+    """start, start + 1, ... along one axis (counted from the end; None: a single number)."""
+
+    start: Dimension
+    count: Dimension
+    axis: int | None
+
+
+def _range(value: ir.Value, facts: Facts) -> _Range | None:
+    return facts.remember("range", value, _range_of)
+
+
+def _range_of(value: ir.Value, facts: Facts) -> _Range | None:
+    constant = facts.constant(value)
+    if constant is not None:
+        return _constant_range(constant)
+    node = value.producer()
+    if node is None:
+        return None
+    if is_op(node, "Range"):
+        start, limit = facts.symbolic(node.inputs[0]), facts.symbolic(node.inputs[1])
+        if start is None or limit is None or facts.scalar(node.inputs[2]) != 1:
+            return None
+        return _Range(start[0], limit[0] - start[0], -1)
+    if is_op(node, "Add"):
+        return _shifted(node, facts)
+    if is_op(node, "Unsqueeze"):
+        return _unsqueezed(node, value, facts)
+    if is_op(node, "Cast") and node.inputs[0] is not None:
+        return _range(node.inputs[0], facts)
+    return None
+
+
+def _constant_range(constant: npt.NDArray[np.generic]) -> _Range | None:
+    if not np.issubdtype(constant.dtype, np.integer) or constant.size == 0:
+        return None
+    lengths = [(axis - constant.ndim, length) for axis, length in enumerate(constant.shape) if length > 1]
+    flat = constant.reshape(-1)
+    if len(lengths) > 1 or np.any(np.diff(flat) != 1):
+        return None
+    axis = lengths[0][0] if lengths else (-1 if constant.ndim else None)
+    return _Range(int(flat[0]), int(flat.size), axis)
+
+
+def _shifted(node: ir.Node, facts: Facts) -> _Range | None:
+    """A range plus a number."""
+    for positions, offset in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+        if positions is None or offset is None:
+            continue
+        by, along = facts.symbolic(offset), _range(positions, facts)
+        if by is not None and len(by) == 1 and along is not None and (facts.rank(offset) or 0) <= 1:
+            return _Range(along.start + by[0], along.count, along.axis)
+    return None
+
+
+def _unsqueezed(node: ir.Node, value: ir.Value, facts: Facts) -> _Range | None:
+    source, axes, rank = node.inputs[0], facts.integers(node.inputs[1]), facts.rank(value)
+    inner = None if source is None else _range(source, facts)
+    if inner is None or axes is None or rank is None:
+        return None
+    if inner.axis is None:
+        return inner
+    added = {axis % rank for axis in axes}
+    kept = [axis for axis in range(rank) if axis not in added]
+    return _Range(inner.start, inner.count, kept[inner.axis] - rank)
+
+
+def recognise_selection(visible: ir.Value, facts: Facts) -> Selection | Miss | None:
+    """The selection of keys that a boolean mask expresses; None when no selection is involved.
+
+    visible = And(causal, selected), selected = a boolean tensor into which one value was scattered at top-k indices
+    (inverted where True marks what is left out). The top-k must be sorted, largest first, over scores that carry a
+    huge negative wherever the same causal mask hides a key: then hidden positions can only stand at the end.
+    """
+    return facts.remember("selection", visible, _selection)
+
+
+def _selection(visible: ir.Value, facts: Facts) -> Selection | Miss | None:
+    node = visible.producer()
+    if node is None or not is_op(node, "And"):
+        return None
+    for mask, selected in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+        indices = None if selected is None else _scattered_indices(selected, facts)
+        if indices is None or mask is None:
+            continue
+        causal = recognise_causal(mask, facts)
+        if isinstance(causal, Miss):
+            return causal
+        return _sorted_by_masked_scores(indices, causal, node, facts)
+    return None
+
+
+def _scattered_indices(selected: ir.Value, facts: Facts) -> ir.Value | None:
+    """The indices at which `selected` (B, 1, S, T) is True, as (B, S, K) positions along the last axis."""
+    inverted, current = False, selected
+    while True:
+        node = current.producer()
+        if node is None or not node.inputs or node.inputs[0] is None:
+            return None
+        if is_op(node, "Not"):
+            inverted, current = not inverted, node.inputs[0]
+        elif is_op(node, "Cast") or (is_op(node, "Unsqueeze") and facts.integers(node.inputs[1]) in ([1], [-3])):
+            current = node.inputs[0]
+        else:
+            break
+    if facts.rank(current) != 3 or not is_op(node, "ScatterElements") or facts.axis(node, current, 0) != 2:
+        return None
+    if attribute(node, "reduction", b"none") not in ("none", b"none"):
+        return None
+    background, written = uniform_value(node.inputs[0], facts), uniform_value(node.inputs[2], facts)
+    if background is None or written is None or bool(background) == bool(written) or bool(written) == inverted:
+        return None
+    return node.inputs[1]
+
+
+def uniform_value(value: ir.Value | None, facts: Facts) -> float | None:
+    """The number that every element of a value equals: constants, Expand, ConstantOfShape, casts of these."""
+    if value is None:
+        return None
+    constant = facts.constant(value)
+    if constant is not None:
+        return float(constant.reshape(-1)[0]) if constant.size and np.all(constant == constant.reshape(-1)[0]) else None
+    node = value.producer()
+    if node is None:
+        return None
+    if is_op(node, "Expand", "Cast", "Reshape", "Unsqueeze"):
+        return uniform_value(node.inputs[0], facts)
+    if is_op(node, "ConstantOfShape"):
+        filled = attribute(node, "value")
+        return 0.0 if filled is None or not hasattr(filled, "numpy") else float(filled.numpy().reshape(-1)[0])
+    return None
+
+
+def _sorted_by_masked_scores(indices: ir.Value, causal: CausalMask, anchor: ir.Node, facts: Facts) -> Selection | Miss:
+    chosen = indices
+    while is_op(chosen.producer(), "Cast"):
+        chosen = _before_cast(chosen)
+    top_k = chosen.producer()
+    if top_k is None or not is_op(top_k, "TopK") or top_k.outputs[1] is not chosen or top_k.inputs[0] is None:
+        found = top_k.op_type if top_k is not None else "a graph input"
+        return miss("selection-unsorted", chosen, "indices of a TopK", found)
+    if attribute(top_k, "sorted") != 1 or attribute(top_k, "largest") != 1 or facts.rank(chosen) != 3:
+        return miss("selection-unsorted", top_k, "a sorted TopK of the largest of (B, S, T)", "another TopK")
+    masked = top_k.inputs[0]
+    where = masked.producer()
+    if where is None or facts.axis(top_k, masked) != 2:
+        return miss("selection-unsorted", top_k, "scores masked over the last axis", "other scores")
+    hidden, scores = _masked_scores(where, facts)
+    if hidden is None or scores is None:
+        return miss("selection-unsorted", where, "scores with -inf or a huge negative where hidden", where.op_type)
+    proof = recognise_causal(hidden, facts)
+    if proof != causal:
+        return miss("selection-unsorted", where, "scores masked by the mask of the attention", "another mask")
+    return Selection(chosen, scores, causal, anchor)
+
+
+def _masked_scores(node: ir.Node, facts: Facts) -> tuple[ir.Value | None, ir.Value | None]:
+    """(visible, scores) of Where(Not(visible), huge negative, scores), its mirror image, or scores + additive mask."""
+    if is_op(node, "Where") and node.inputs[0] is not None:
+        if _is_huge_negative(node.inputs[1], facts):
+            return _negated(node.inputs[0]), node.inputs[2]
+        if _is_huge_negative(node.inputs[2], facts):
+            return node.inputs[0], node.inputs[1]
+    if is_op(node, "Add"):
+        for scores, mask in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+            visible = None if mask is None else recognise_additive(mask, facts)
+            if visible is not None:
+                return visible, scores
+    return None, None

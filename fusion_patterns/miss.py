@@ -1,0 +1,61 @@
+"""Why a candidate did not fuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+__all__ = ["CODES", "Miss", "miss"]
+
+CODES: dict[str, str] = {
+    "attention-unrecognised": "The values around a softmax do not form softmax(q k^T scale + mask) v.",
+    "keys-not-latent": "Keys and values are not expanded from one latent: this is no multi-head latent attention.",
+    "value-not-latent": "The values are not cut from the same latent expansion as the keys.",
+    "query-unrecognised": "The query is not a per-head concatenation of an unrotated and a rotated part.",
+    "no-query-low-rank": "The query projection has no low-rank pair (down, norm, up), which the operator computes.",
+    "latent-unrecognised": "The latent is not the normed first part of one down projection, alone or behind a cache.",
+    "key-rope-unrecognised": "The rotated key is not the rotary embedding of the last part of the down projection.",
+    "rope-unrecognised": "A rotary embedding was expected and its arithmetic was not found.",
+    "rope-differs": "Query and key are rotated by different angles.",
+    "cache-mismatch": "Latent and rotated key are not cached alike.",
+    "hidden-differs": "Query and key/value projections read different hidden states.",
+    "split-sizes": "Latent, rope, or head sizes are not those the operator computes with.",
+    "head-count": "Query and key/value expansions disagree about the number of heads.",
+    "bias": "A projection adds a bias, for which the operator has no input.",
+    "dtype": "The element type is not one the operator takes.",
+    "mask-unrecognised": "The mask's shape is not that of attention scores.",
+    "selection-not-causal": "The mask that goes with a selection could not be proved causal from the graph.",
+    "selection-unsorted": "The selected positions do not come from a sorted top-k over causally masked scores.",
+    "expert-count-unknown": "Nothing in the graph says how many experts there are.",
+    "permutation-unrecognised": "The sorted expert ids are not used to gather rows of one hidden state.",
+    "experts-unrecognised": "The rows after routing do not run through one product per expert on consecutive slices.",
+    "combine-unrecognised": "The expert results are not weighted and put back in token order as routing implies.",
+    "target": "The fused node would not launch on the requested product.",
+    "validation-failed": "The replacement did not compute what the original subgraph computes.",
+    "validation-error": "Original subgraph or replacement could not be run to compare them.",
+    "not-requested": "Another operator was asked for (--only).",
+    "overlap": "A node of this candidate already belongs to another fusion.",
+}
+"""Every code a Miss can carry, with what it means."""
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A reason: `code` from `CODES`, the node where it was seen, what was expected there and what was found."""
+
+    code: str
+    message: str
+    node: str
+    expected: str
+    got: str
+
+
+def miss(code: str, where: ir.Value | ir.Node | None, expected: str, got: str) -> Miss:
+    """A Miss at the node `where`, or at the producer of the value `where`."""
+    node = where.producer() if isinstance(where, ir.Value) else where
+    if node is not None:
+        name = node.name or next((o.name for o in node.outputs if o.name), "")
+    else:
+        name = where.name if isinstance(where, ir.Value) and where.name else ""
+    return Miss(code, f"{CODES[code]} Expected {expected}, found {got}.", name or "", expected, got)

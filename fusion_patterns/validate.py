@@ -1,0 +1,160 @@
+"""Proof by running: a matched subgraph and its replacement, cut out of the model, on the same random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from ascend_onnx.compare import compare_outputs
+from ascend_onnx.convert import has_bfloat16, to_float32
+from ascend_onnx.errors import InputError
+from ascend_onnx.feeds import choose_dimensions, make_feeds
+from ascend_onnx.functions import attach_functions
+from ascend_onnx.input_rules import infer_rules
+from ascend_onnx.session import CpuSession
+from fusion_patterns.engine import Match
+from fusion_patterns.miss import CODES, Miss, miss
+
+__all__ = ["cut_out", "sample", "validate"]
+
+Refuse = Callable[[ir.Model, Match], Miss | None]
+
+
+def sample(matches: Sequence[Match]) -> list[Match]:
+    """The first match of each class: the same operators in the same configuration on the same shapes."""
+    seen: set[object] = set()
+    chosen = []
+    for match in matches:
+        kinds = tuple(
+            (
+                call.operator.name,
+                call.operator.overload(call),
+                tuple((n, t.dtype, t.shape) for n, t in call.inputs.items()),
+            )
+            for call in match.calls
+        )
+        if kinds not in seen:
+            seen.add(kinds)
+            chosen.append(match)
+    return chosen
+
+
+def validate(model: ir.Model, match: Match, fuse_cut: Callable[[ir.Model], int], seed: int = 0) -> float | Miss:
+    """The largest relative error between a match and its replacement, or the Miss that a larger one makes of it.
+
+    `fuse_cut` fuses a model in place and returns how many matches it replaced: the cut runs through the same code as
+    the whole model. float32 results must agree within 1e-4 of their largest magnitude, others within the tolerance of
+    their type.
+    """
+    original, fused = cut_out(model, match), cut_out(model, match)
+    if fuse_cut(fused) != 1:
+        return miss("validation-error", match.anchor, "the cut-out subgraph to fuse alone", "it did not")
+    if has_bfloat16(original):
+        original, fused = to_float32(original), to_float32(fused)
+    rules = {**infer_rules(original), **_given_rules(match)}
+    sizes = choose_dimensions(original, sets=1, rules=rules)[0]
+    try:
+        feeds = make_feeds(original, sizes, rules, seed=seed)
+        expected, actual = CpuSession(original).run(feeds), CpuSession(attach_functions(fused)).run(feeds)
+    except InputError as error:
+        return replace(miss("validation-error", match.anchor, "both forms to run", "an error"), message=str(error))
+    largest = 0.0
+    for comparison in compare_outputs(expected, actual):
+        if not comparison.within:
+            found = f"{comparison.reason} ({comparison.name})"
+            return replace(
+                miss("validation-failed", match.anchor, comparison.rule, found),
+                message=f"{CODES['validation-failed']} {found}",
+            )
+        largest = max(largest, comparison.max_rel or 0.0)
+    return largest
+
+
+def _given_rules(match: Match) -> dict[str, str]:
+    return {value.name: rule for value, rule in match.boundary.items() if rule is not None and value.name}
+
+
+def cut_out(model: ir.Model, match: Match) -> ir.Model:
+    """The subgraph of a match as a model of its own: boundary values are its inputs, the results its outputs.
+
+    A value that the subgraph only asks the shape of is an input as well. Weights are shared with the model, not copied.
+    """
+    nodes = _between(match)
+    inside = {output for node in nodes for output in node.outputs}
+    mapping: dict[ir.Value, ir.Value] = {}
+    inputs: list[ir.Value] = []
+    initializers: list[ir.Value] = []
+    for node in nodes:
+        for value in node.inputs:
+            if value is None or value in mapping or (value in inside and value not in match.boundary):
+                continue
+            mapping[value] = _copy(value)
+            if value.is_initializer() and not value.is_graph_input():
+                mapping[value].const_value = value.const_value
+                initializers.append(mapping[value])
+            else:
+                inputs.append(mapping[value])
+    copies = [_copy_node(node, mapping) for node in nodes]
+    graph = ir.Graph(
+        inputs,
+        [mapping[value] for value in match.results],
+        nodes=copies,
+        initializers=initializers,
+        opset_imports=dict(model.graph.opset_imports),
+        name=f"cut_{match.fusion}",
+    )
+    return ir.Model(graph, ir_version=model.ir_version)
+
+
+def _between(match: Match) -> list[ir.Node]:
+    """Nodes from the results up to the boundary, in topological order.
+
+    Going up stops at Shape: what it looks at is an input unless the subgraph computes it anyway.
+    """
+    order: list[ir.Node] = []
+    state: dict[ir.Node, bool] = {}
+    stack = [producer for value in match.results if (producer := value.producer()) is not None]
+    while stack:
+        node = stack[-1]
+        if node in state:
+            stack.pop()
+            if not state[node]:
+                state[node] = True
+                order.append(node)
+            continue
+        state[node] = False
+        if node.op_type == "Shape":
+            continue
+        for value in node.inputs:
+            producer = None if value is None or value in match.boundary else value.producer()
+            if producer is not None and producer not in state:
+                stack.append(producer)
+    return _sorted_by_need(order)
+
+
+def _sorted_by_need(nodes: list[ir.Node]) -> list[ir.Node]:
+    """The same nodes in graph order: a Shape may have been visited before what it looks at."""
+    members = set(nodes)
+    graph = nodes[0].graph if nodes else None
+    return nodes if graph is None else [node for node in graph if node in members]
+
+
+def _copy(value: ir.Value) -> ir.Value:
+    return ir.Value(name=value.name, type=value.type, shape=value.shape)
+
+
+def _copy_node(node: ir.Node, mapping: dict[ir.Value, ir.Value]) -> ir.Node:
+    outputs = [_copy(output) for output in node.outputs]
+    mapping.update(zip(node.outputs, outputs, strict=True))
+    return ir.Node(
+        node.domain,
+        node.op_type,
+        [None if value is None else mapping[value] for value in node.inputs],
+        node.attributes.values(),
+        overload=node.overload,
+        outputs=outputs,
+        name=node.name,
+        version=node.version,
+    )

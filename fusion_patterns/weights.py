@@ -1,0 +1,94 @@
+"""Weights that a fusion makes out of others, computed tensor by tensor when the model is written or run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ascend_onnx.layout import half_to_interleaved, split_kv_b
+from fusion_patterns.emit import Emitter
+from fusion_patterns.graph import static
+from fusion_patterns.lift.linear import WeightView
+
+__all__ = ["absorbed_pair", "as_stored", "rope_interleaved", "stacked_slice"]
+
+_Array = npt.NDArray[Any]
+
+
+def as_stored(emitter: Emitter, view: WeightView) -> ir.Value:
+    """The weight (k, n): the initializer itself where it lies so, else a transposed copy."""
+    if not view.transposed:
+        return view.initializer
+    return _derived(emitter, view, view.shape, "kn", lambda weight: weight)
+
+
+def rope_interleaved(emitter: Emitter, view: WeightView, heads: int, start: int) -> ir.Value:
+    """The weight (k, heads * width) with the columns from `start` on in each head moved from half to interleaved order.
+
+    A projection through it yields the interleaved features that the operator rotates, exactly: columns only move.
+    """
+
+    def permute(weight: _Array) -> _Array:
+        per_head = weight.reshape(weight.shape[0], heads, -1)
+        return half_to_interleaved(per_head, start).reshape(weight.shape)
+
+    return _derived(emitter, view, view.shape, "interleaved", permute)
+
+
+def absorbed_pair(emitter: Emitter, view: WeightView, heads: int, nope: int) -> tuple[ir.Value, ir.Value]:
+    """W_UK (N, D, Hckv) and W_UV (N, Hckv, Dv) of an expansion (Hckv, N * (D + Dv))."""
+    rank, columns = view.shape
+    value_size = columns // heads - nope
+    return (
+        _derived(emitter, view, (heads, nope, rank), "uk", lambda weight: split_kv_b(weight, heads, nope)[0]),
+        _derived(emitter, view, (heads, rank, value_size), "uv", lambda weight: split_kv_b(weight, heads, nope)[1]),
+    )
+
+
+def _derived(
+    emitter: Emitter, view: WeightView, shape: tuple[int, ...], suffix: str, transform: Callable[[_Array], _Array]
+) -> ir.Value:
+    source, transposed = view.initializer.const_value, view.transposed
+    if source is None:
+        raise ValueError(f"weight {view.initializer.name!r} has no data")
+
+    def compute() -> ir.TensorProtocol:
+        array = source.numpy()
+        return ir.Tensor(np.ascontiguousarray(transform(array.T if transposed else array)), dtype=source.dtype)
+
+    def build() -> ir.Value:
+        lazy = ir.LazyTensor(compute, dtype=source.dtype, shape=ir.Shape(shape))
+        return emitter.weight(f"{view.initializer.name}.{suffix}", lazy)
+
+    value: ir.Value = emitter.shared(("weight", view.initializer, transposed, suffix, shape), build)
+    return value
+
+
+def stacked_slice(emitter: Emitter, stack: ir.Value, index: int) -> ir.Value:
+    """Matrix `index` of a stack (E, k, n), without a copy: an external tensor at its own offset, or a view."""
+    tensor = stack.const_value
+    if tensor is None:
+        raise ValueError(f"weight {stack.name!r} has no data")
+    shape = static(stack.shape)[1:]
+    name = f"{stack.name}.{index}"
+    if isinstance(tensor, ir.ExternalTensor):
+        stride = tensor.nbytes // static(stack.shape)[0]
+        piece: ir.TensorProtocol = ir.ExternalTensor(
+            tensor.location,
+            (tensor.offset or 0) + index * stride,
+            stride,
+            tensor.dtype,
+            shape=ir.Shape(shape),
+            name=name,
+            base_dir=tensor.base_dir,
+        )
+    else:
+        piece = ir.LazyTensor(
+            lambda: ir.Tensor(tensor.numpy()[index], dtype=tensor.dtype), dtype=tensor.dtype, shape=ir.Shape(shape)
+        )
+    value: ir.Value = emitter.shared(("slice", stack, index), lambda: emitter.weight(name, piece))
+    return value

@@ -1,0 +1,18 @@
+"""Case tables: one module an operator, each with the calls that its oracle defines."""
+
+from . import mla_prolog_v2_weight_nz, moe_init_routing_v3, sparse_flash_attention
+from .case import Case
+
+__all__ = ["ALL_CASES", "QUANTISED", "QUANTISED_CASES", "RUNNABLE_CASES"]
+
+QUANTISED = False
+"""Whether the package under test has the quantised forms; their cases run only then, their oracles always."""
+
+UNQUANTISED_CASES: list[Case] = [
+    *mla_prolog_v2_weight_nz.CASES,
+    *sparse_flash_attention.CASES,
+    *moe_init_routing_v3.CASES,
+]
+QUANTISED_CASES: list[Case] = [*mla_prolog_v2_weight_nz.QUANTISED_CASES, *moe_init_routing_v3.QUANTISED_CASES]
+ALL_CASES = UNQUANTISED_CASES + QUANTISED_CASES
+RUNNABLE_CASES = ALL_CASES if QUANTISED else UNQUANTISED_CASES
