@@ -9,6 +9,7 @@ from ascend_onnx.functions import attach_functions, strip_functions
 from ascend_onnx.operators import OPERATORS
 from ascend_onnx.reference import reference_ops
 from ascend_onnx.schema import register, unregister
+from ascend_onnx.verify import verify
 
 __all__ = [
     "OPERATORS",
@@ -21,4 +22,5 @@ __all__ = [
     "strip_functions",
     "to_float32",
     "unregister",
+    "verify",
 ]

@@ -260,7 +260,7 @@ def _pairs(option: str, form: str, values: list[str] | None) -> Iterator[tuple[s
 
 def _whole_number(option: str, name: str, text: str) -> int:
     if not text.isdecimal():
-        raise InputError(f"{option} {name}= takes a whole number, got {text!r}")
+        raise InputError(f"{option} {name}={text}: expected a whole number, got {text!r}")
     return int(text)
 
 

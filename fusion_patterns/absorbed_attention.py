@@ -116,6 +116,10 @@ def _scores(emit: Emitter, tokens: Tokens, rows: ir.Value, query: ir.Value, keys
         lambda: emit.op("Concat", rows, emit.integers([width]), axis=0, shape=[3]),
     )
     flat = emit.op("Reshape", query, target, shape=(b, s * n, width))
+    if s == 1:
+        # Few rows of queries: keys are read once, row by row, which a product with transposed keys does not do.
+        turned = emit.op("Transpose", flat, perm=[0, 2, 1], shape=(b, width, n))
+        return emit.op("Transpose", emit.op("MatMul", keys, turned, shape=(b, t, n)), perm=[0, 2, 1], shape=(b, n, t))
     turned = emit.op("Transpose", keys, perm=[0, 2, 1], shape=(b, width, t))
     return emit.op("MatMul", flat, turned, shape=(b, s * n, t))
 

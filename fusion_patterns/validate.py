@@ -77,11 +77,12 @@ def _given_rules(match: Match) -> dict[str, str]:
 
 
 def cut_out(model: ir.Model, match: Match) -> ir.Model:
-    """The subgraph of a match as a model of its own: boundary values are its inputs, the results its outputs.
+    """The subgraph of a match as a model of its own: boundary values are its inputs, results read elsewhere its outputs.
 
     A value that the subgraph only asks the shape of is an input as well. Weights are shared with the model, not copied.
     """
     nodes = _between(match)
+    members = set(nodes)
     inside = {output for node in nodes for output in node.outputs}
     mapping: dict[ir.Value, ir.Value] = {}
     inputs: list[ir.Value] = []
@@ -99,13 +100,17 @@ def cut_out(model: ir.Model, match: Match) -> ir.Model:
     copies = [_copy_node(node, mapping) for node in nodes]
     graph = ir.Graph(
         inputs,
-        [mapping[value] for value in match.results],
+        [mapping[value] for value in match.results if _is_read_outside(value, members)],
         nodes=copies,
         initializers=initializers,
         opset_imports=dict(model.graph.opset_imports),
         name=f"cut_{match.fusion}",
     )
     return ir.Model(graph, ir_version=model.ir_version)
+
+
+def _is_read_outside(value: ir.Value, members: set[ir.Node]) -> bool:
+    return value.is_graph_output() or any(use.node not in members for use in value.uses())
 
 
 def _between(match: Match) -> list[ir.Node]:

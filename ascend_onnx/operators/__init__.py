@@ -16,10 +16,7 @@ __all__ = ["OPERATORS"]
 
 def _operators() -> Iterator[Operator]:
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
-        try:  # temporary while sibling modules are being written
-            operator = getattr(importlib.import_module(module.name), "OPERATOR", None)
-        except ModuleNotFoundError:
-            continue
+        operator = getattr(importlib.import_module(module.name), "OPERATOR", None)
         if isinstance(operator, Operator):
             yield operator
 

@@ -61,8 +61,12 @@ class Form:
 
     @property
     def scenario(self) -> str:
-        base = "full_quant" if self.token_int8 else "partial_quant" if self.query_weight_int8 else "no_quant"
-        return f"{base}_kv" if self.kv_cache == ir.DataType.INT8 else base
+        """Which tensors are int8: "no_quant", "partial_quant_kv_kr", "full_quant_kv", ..."""
+        names = {(False, False): "no", (False, True): "partial", (True, False): "token", (True, True): "full"}
+        parts = [names[self.token_int8, self.query_weight_int8], "quant"]
+        parts += ["kv"] if self.kv_cache == ir.DataType.INT8 else []
+        parts += ["kr"] if self.kr_cache == ir.DataType.INT8 else []
+        return "_".join(parts)
 
 
 class _Inputs(NamedTuple):
@@ -102,6 +106,7 @@ class _Tokens(NamedTuple):
 class _Sizes(NamedTuple):
     """Sizes as values of shape (1). They are read from weights, whose shapes any runtime knows: the nodes fold away."""
 
+    hidden: ir.Value
     heads: ir.Value
     nope: ir.Value
     rank: ir.Value
@@ -118,8 +123,7 @@ def build_body(call: Call) -> Body:
 
     def body(op: OpBuilder, *inputs: ir.Value) -> list[ir.Value]:
         given = _Inputs(*inputs)
-        heads, nope, rank = (op.Shape(given.weight_uk, start=axis, end=axis + 1) for axis in range(3))
-        sizes = _Sizes(heads, nope, rank, op.Shape(given.rope_sin, start=-1))
+        sizes = _sizes(op, form, given)
         tokens = _tokens(op, form, given, sizes)
         query, query_rope = _query(op, form, given, sizes, tokens)
         caches = _written_caches(op, form, given, tokens, *_key_value(op, form, given, sizes, tokens))
@@ -131,8 +135,8 @@ def build_body(call: Call) -> Body:
             scales.append(op.ConstantOfShape([0]))
         if form.batched:
             lead = op.Shape(given.token_x, end=2)
-            query = op.Reshape(query, op.Concat(lead, heads, rank, axis=0), allowzero=1)
-            query_rope = op.Reshape(query_rope, op.Concat(lead, heads, sizes.rope, axis=0), allowzero=1)
+            query = op.Reshape(query, op.Concat(lead, sizes.heads, sizes.rank, axis=0), allowzero=1)
+            query_rope = op.Reshape(query_rope, op.Concat(lead, sizes.heads, sizes.rope, axis=0), allowzero=1)
         return [query, query_rope, *caches, *scales][: call.output_count]
 
     return body
@@ -155,11 +159,26 @@ def _require_scales(call: Call, form: Form) -> None:
         raise InputError(f"{call.operator.name} with these int8 tensors needs the input {absent[0]}, which is absent")
 
 
+def _sizes(op: OpBuilder, form: Form, given: _Inputs) -> _Sizes:
+    heads, nope, rank = (op.Shape(given.weight_uk, start=axis, end=axis + 1) for axis in range(3))
+    hidden, _ = _weight_shape(op, form, given.weight_dq)
+    _, latent_and_rope = _weight_shape(op, form, given.weight_dkv_kr)
+    return _Sizes(hidden, heads, nope, rank, op.Sub(latent_and_rope, rank))
+
+
+def _weight_shape(op: OpBuilder, form: Form, weight: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """k and n, each of shape (1), of a weight (k, n) or of its storage (n / w0, k / 16, 16, w0)."""
+    if weight.name not in form.packed:
+        return op.Shape(weight, start=0, end=1), op.Shape(weight, start=1, end=2)
+    outer_n, outer_k, inner_k, inner_n = (op.Shape(weight, start=axis, end=axis + 1) for axis in range(4))
+    return op.Mul(outer_k, inner_k), op.Mul(outer_n, inner_n)
+
+
 def _tokens(op: OpBuilder, form: Form, given: _Inputs, sizes: _Sizes) -> _Tokens:
     x, slots = given.token_x, given.cache_index
     cos, sin = numerics.widen(op, given.rope_cos), numerics.widen(op, given.rope_sin)
     if form.batched:
-        x = op.Reshape(x, op.Concat([-1], op.Shape(x, start=-1), axis=0))
+        x = op.Reshape(x, op.Concat([-1], sizes.hidden, axis=0))
         cos, sin = (op.Reshape(table, op.Concat([-1], sizes.rope, axis=0)) for table in (cos, sin))
         slots = op.Reshape(slots, [-1])
     return _Tokens(x, cos, sin, slots)
@@ -246,8 +265,8 @@ def _unpacked(op: OpBuilder, form: Form, weight: ir.Value) -> ir.Value:
     """A weight as (k, n): FRACTAL_NZ storage (n / w0, k / 16, 16, w0) is put back in order."""
     if weight.name not in form.packed:
         return weight
-    rows = op.Mul(op.Shape(weight, start=1, end=2), op.Shape(weight, start=2, end=3))
-    unpacked: ir.Value = op.Reshape(op.Transpose(weight, perm=[1, 2, 0, 3]), op.Concat(rows, [-1], axis=0))
+    shape = op.Concat(*_weight_shape(op, form, weight), axis=0)
+    unpacked: ir.Value = op.Reshape(op.Transpose(weight, perm=[1, 2, 0, 3]), shape)
     return unpacked
 
 

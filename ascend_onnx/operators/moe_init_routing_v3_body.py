@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxscript import OpBuilder
 
 from ascend_onnx import numerics
+from ascend_onnx.errors import InputError
 from ascend_onnx.operator import Body, Call
 
 __all__ = ["body", "overload"]
@@ -21,6 +22,7 @@ __all__ = ["body", "overload"]
 _STATIC, _DYNAMIC = 0, 1
 _MXFP8 = {2: (ir.DataType.FLOAT8E5M2, 57344.0, 15), 3: (ir.DataType.FLOAT8E4M3FN, 448.0, 8)}
 """Element type, its largest value and the exponent of that, by quant_mode."""
+_QUANT_NAMES = {_STATIC: "static", _DYNAMIC: "dynamic", 2: "mxfp8e5m2", 3: "mxfp8e4m3fn"}
 _BLOCK = 32
 _BIAS = 127
 _NOT_A_NUMBER = 255
@@ -39,9 +41,7 @@ def overload(call: Call) -> str:
         ("cumsum", "count", "keyvalue")[attributes["expert_tokens_num_type"]]: form.counts,
         f"experts{form.experts}": True,
         f"{form.start}to{form.end}": (form.start, form.end) != (0, form.experts),
-        {_STATIC: "static", _DYNAMIC: "dynamic", 2: "mxfp8e5m2", 3: "mxfp8e4m3fn"}.get(form.quant_mode, ""): (
-            form.quant_mode != -1
-        ),
+        _QUANT_NAMES.get(form.quant_mode, "unknown"): form.quant_mode != -1,
         "scale": call.has("scale"),
         f"outputs{form.outputs}": form.outputs > 2,
     }
@@ -99,6 +99,12 @@ def body(call: Call) -> Body:
     """Sort the assignments, then gather rows of `x`, to which a row of zeros is appended for rows without a token."""
     form = _Form.of(call)
     attributes = call.attributes
+    if form.quant_mode != -1 and form.quant_mode not in _QUANT_NAMES:
+        raise InputError(f"MoeInitRoutingV3 needs a quant_mode from -1 to 3, got {form.quant_mode}")
+    if form.quant_mode == _STATIC and not (call.has("scale") and call.has("offset")):
+        raise InputError("MoeInitRoutingV3 with quant_mode 0 needs the inputs scale and offset, one is absent")
+    if form.capacity is not None and form.capacity < 1:
+        raise InputError(f"MoeInitRoutingV3 with drop_pad_mode 1 needs a positive expert_capacity, got {form.capacity}")
 
     def trace(
         op: OpBuilder, x: ir.Value, expert_idx: ir.Value, scale: ir.Value | None, offset: ir.Value | None
@@ -153,7 +159,7 @@ def _route(op: OpBuilder, form: _Form, expert_idx: ir.Value, *, scatter: bool) -
     return _Routing(
         row_idx=_inverse(op, order, op.Where(kept, row, -1)),
         token=op.Slice(holder, [0], [rows], [0]),
-        expert=op.Div(op.Range(0, rows, 1), max(form.capacity, 1)),
+        expert=op.Div(op.Range(0, rows, 1), form.capacity),
         counts=kept_counts,
     )
 
@@ -167,19 +173,20 @@ def _sorted(op: OpBuilder, keys: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value
 
 def _inverse(op: OpBuilder, order: ir.Value, values: ir.Value) -> ir.Value:
     """`result[order[i]] = values[i]` for the permutation `order`, which overwrites every element."""
-    return op.ScatterElements(values, order, values, axis=0)
+    inverse: ir.Value = op.ScatterElements(values, order, values, axis=0)
+    return inverse
 
 
 def _counts(op: OpBuilder, form: _Form, counts: ir.Value, kind: int) -> ir.Value:
     """Running sum (0), count (1) or, per expert that has any, (expert, count) and then zeros (2)."""
     if kind == 0:
-        return op.CumSum(counts, 0)
-    if kind == 1:
-        return op.Identity(counts)
-    found = op.Squeeze(op.NonZero(counts), [0])
-    columns = [op.Unsqueeze(column, [1]) for column in (op.Add(found, form.start), op.Gather(counts, found))]
-    missing = op.Sub([form.experts], op.Shape(found))
-    return op.Pad(op.Concat(*columns, axis=1), op.Concat([0, 0], missing, [0], axis=0))
+        counts = op.CumSum(counts, 0)
+    if kind == 2:
+        found = op.Squeeze(op.NonZero(counts), [0])
+        columns = [op.Unsqueeze(column, [1]) for column in (op.Add(found, form.start), op.Gather(counts, found))]
+        missing = op.Sub([form.experts], op.Shape(found))
+        counts = op.Pad(op.Concat(*columns, axis=1), op.Concat([0, 0], missing, [0], axis=0))
+    return counts
 
 
 def _expanded(
@@ -187,8 +194,6 @@ def _expanded(
 ) -> tuple[ir.Value, ir.Value | None]:
     """expanded_x (R, H), and expanded_scale (R) or (R, blocks) where the mode has one."""
     if form.quant_mode == _STATIC:
-        if scale is None or offset is None:
-            raise ValueError("MoeInitRoutingV3 with quant_mode 0 needs the inputs scale and offset")
         quantised = numerics.quantise(op, op.Add(op.Mul(numerics.widen(op, x), scale), offset))
         return _take(op, quantised, routing.token), None
     if form.quant_mode == _DYNAMIC:
@@ -209,8 +214,9 @@ def _expanded(
 def _take(op: OpBuilder, rows: ir.Value, token: ir.Value) -> ir.Value:
     """The rows (N, ...) of the tokens (R), zeros where the token is N."""
     shape = op.Concat([1], op.Shape(rows, start=1), axis=0)
-    zeros = numerics.narrow(op, op.ConstantOfShape(shape), rows.dtype)
-    return op.Gather(op.Concat(rows, zeros, axis=0), token)
+    zeros = numerics.narrow(op, op.ConstantOfShape(shape), rows.dtype or ir.DataType.FLOAT)
+    taken: ir.Value = op.Gather(op.Concat(rows, zeros, axis=0), token)
+    return taken
 
 
 def _mxfp8(op: OpBuilder, x: ir.Value, limit: float, largest_exponent: int) -> tuple[ir.Value, ir.Value]:
@@ -237,18 +243,21 @@ def _exponent(op: OpBuilder, x: ir.Value) -> ir.Value:
     """`floor(log2(x))` of the non-negative `x`, exact although the logarithm is not."""
     guess = op.Floor(op.Div(op.Log(x), float(np.log(2.0))))
     guess = op.Where(op.Greater(op.Pow(2.0, guess), x), op.Sub(guess, 1.0), guess)
-    return op.Where(op.LessOrEqual(op.Pow(2.0, op.Add(guess, 1.0)), x), op.Add(guess, 1.0), guess)
+    exponent: ir.Value = op.Where(op.LessOrEqual(op.Pow(2.0, op.Add(guess, 1.0)), x), op.Add(guess, 1.0), guess)
+    return exponent
 
 
 def _e8m0(op: OpBuilder, exponents: ir.Value) -> ir.Value:
     """Biased exponents as the powers of two that FLOAT8E8M0 stores, 255 as not-a-number."""
     power = op.Pow(2.0, op.Sub(exponents, float(_BIAS)))
     is_number = op.Less(exponents, float(_NOT_A_NUMBER))
-    return op.Cast(op.Where(is_number, power, np.nan), to=ir.DataType.FLOAT8E8M0)
+    scale: ir.Value = op.Cast(op.Where(is_number, power, np.nan), to=ir.DataType.FLOAT8E8M0)
+    return scale
 
 
 def _empty(op: OpBuilder, dtype: ir.DataType) -> ir.Value:
-    return op.ConstantOfShape([0], value=ir.tensor(np.zeros(1, dtype.numpy())))
+    empty: ir.Value = op.ConstantOfShape([0], value=ir.tensor(np.zeros(1, dtype.numpy())))
+    return empty
 
 
 def _int64(values: list[int]) -> ir.TensorProtocol:
@@ -257,4 +266,5 @@ def _int64(values: list[int]) -> ir.TensorProtocol:
 
 def _dim(op: OpBuilder, x: ir.Value, axis: int) -> ir.Value:
     """The size of one axis, as a tensor of shape (1)."""
-    return op.Shape(x, start=axis, end=axis + 1)
+    dim: ir.Value = op.Shape(x, start=axis, end=axis + 1)
+    return dim

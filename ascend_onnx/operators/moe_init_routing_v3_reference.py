@@ -15,8 +15,8 @@ __all__ = ["MoeInitRoutingV3"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_FLOAT8 = {2: (ml_dtypes.float8_e5m2, 15), 3: (ml_dtypes.float8_e4m3fn, 8)}
-"""Element type and the exponent of its largest value, by quant_mode."""
+_FLOAT8 = {2: (ml_dtypes.float8_e5m2, 57344.0, 15), 3: (ml_dtypes.float8_e4m3fn, 448.0, 8)}
+"""Element type, its largest value and the exponent of that, by quant_mode."""
 
 
 class MoeInitRoutingV3(OpRun):
@@ -64,7 +64,9 @@ class MoeInitRoutingV3(OpRun):
         size = int(np.prod(leading))
         written = (rows >= 0) & (rows < size)
         sources = order[written]
-        values, scales = _rows(x, sources // max(expert_idx.shape[1], 1), ids[sources] - start, scale, offset, quant_mode)
+        values, scales = _rows(
+            x, sources // max(expert_idx.shape[1], 1), ids[sources] - start, scale, offset, quant_mode
+        )
         expanded = _placed(values, rows[written], size).reshape(*leading, x.shape[1])
         expanded_scale = np.zeros(0, np.float32) if scales is None else _placed(scales, rows[written], size)
         tokens = _tokens(counts, start, expert_num, expert_tokens_num_type) if expert_tokens_num_flag else counts[:0]
@@ -115,7 +117,7 @@ def _int8(values: Array) -> Array:
     return np.clip(np.rint(values), -128, 127).astype(np.int8)
 
 
-def _mxfp8(values: Array, dtype: type[Any], largest_exponent: int) -> tuple[Array, Array]:
+def _mxfp8(values: Array, dtype: type[Any], limit: float, largest_exponent: int) -> tuple[Array, Array]:
     """float8 elements and E8M0 scales of blocks of 32 columns; an even number of blocks, the last one perhaps empty."""
     rows, width = values.shape
     padded = np.zeros((rows, -(-width // 64) * 64), np.float32)
@@ -124,9 +126,8 @@ def _mxfp8(values: Array, dtype: type[Any], largest_exponent: int) -> tuple[Arra
     finite = np.isfinite(blocks).all(axis=-1)
     # frexp gives a fraction in [0.5, 1), hence 126 where the stored exponent of float32 is biased by 127.
     biased = np.frexp(np.abs(blocks).max(axis=-1))[1] + 126
-    biased = np.where((blocks == 0).all(axis=-1), 0, biased)
+    biased = np.where(blocks.any(axis=-1), biased, 0)
     shared = np.maximum(biased - largest_exponent, 0)
-    limit = float(ml_dtypes.finfo(dtype).max)
     with np.errstate(invalid="ignore"):
         scaled = np.clip(np.ldexp(blocks, 127 - shared[..., None]), -limit, limit)
     elements = np.where(finite[..., None], scaled, 0.0).reshape(padded.shape)[:, :width]

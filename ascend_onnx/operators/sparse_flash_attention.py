@@ -84,16 +84,6 @@ def _stray_block_table(call: Call) -> str | None:
     return None
 
 
-def _choice(name: str, *allowed: int | str) -> Constraint:
-    """The attribute `name` has one of the values `allowed`."""
-
-    def broken(call: Call) -> str | None:
-        given = call.attributes[name]
-        return None if given in allowed else f"{name} must be {' or '.join(map(str, allowed))}, got {given}"
-
-    return Constraint(name, _INVALID, f"{_DOCUMENT}, parameters", broken)
-
-
 def _wrong_layouts(call: Call) -> str | None:
     query, kv = call.attributes["layout_query"], call.attributes["layout_kv"]
     return None if kv in (query, "PA_BSND") else f"layout_kv must be {query}, like layout_query, or PA_BSND, got {kv}"
@@ -124,7 +114,9 @@ def _wrong_page(call: Call) -> str | None:
 def _wrong_rank(call: Call) -> str | None:
     query, kv = call.attributes["layout_query"], call.attributes["layout_kv"]
     ranks = {
-        **dict.fromkeys(("query", "query_rope", "sparse_indices"), (3 if query == "TND" else 4, f"layout_query {query}")),
+        **dict.fromkeys(
+            ("query", "query_rope", "sparse_indices"), (3 if query == "TND" else 4, f"layout_query {query}")
+        ),
         **dict.fromkeys(("key", "value", "key_rope"), (3 if kv == "TND" else 4, f"layout_kv {kv}")),
         "block_table": (2, "layout_kv PA_BSND"),
         "actual_seq_lengths_query": (1, "every layout"),
@@ -233,9 +225,15 @@ OPERATOR = Operator(
         Attribute("sparse_block_size", ir.AttributeType.INT, "Keys per entry of a list.", 1),
         Attribute("layout_query", ir.AttributeType.STRING, "Layout of query.", "BSND", choices=("BSND", "TND")),
         Attribute("layout_kv", ir.AttributeType.STRING, "Layout of key.", "BSND", choices=("BSND", "TND", "PA_BSND")),
-        Attribute("sparse_mode", ir.AttributeType.INT, "0: all keys, 3: causal from the right bottom.", 3, choices=(0, 3)),
-        Attribute("pre_tokens", ir.AttributeType.INT, "Only the default is supported.", _UNLIMITED),
-        Attribute("next_tokens", ir.AttributeType.INT, "Only the default is supported.", _UNLIMITED),
+        Attribute(
+            "sparse_mode", ir.AttributeType.INT, "0: all keys, 3: causal from the right bottom.", 3, choices=(0, 3)
+        ),
+        Attribute(
+            "pre_tokens", ir.AttributeType.INT, "Only the default is supported.", _UNLIMITED, choices=(_UNLIMITED,)
+        ),
+        Attribute(
+            "next_tokens", ir.AttributeType.INT, "Only the default is supported.", _UNLIMITED, choices=(_UNLIMITED,)
+        ),
         Attribute("attention_mode", ir.AttributeType.INT, "2: MLA with absorbed projections.", 2, choices=(2,)),
         Attribute("return_softmax_lse", ir.AttributeType.INT, "Whether statistics are produced.", 0, choices=(0, 1)),
     ),
@@ -247,13 +245,6 @@ OPERATOR = Operator(
     constraints=(
         Constraint("type", _INVALID, f"{_DOCUMENT}, parameters", _wrong_type),
         Constraint("missing_input", _NULL, f"{_DOCUMENT}, parameters", _missing_input),
-        _choice("layout_query", "BSND", "TND"),
-        _choice("layout_kv", "BSND", "TND", "PA_BSND"),
-        _choice("sparse_mode", 0, 3),
-        _choice("attention_mode", 2),
-        _choice("pre_tokens", _UNLIMITED),
-        _choice("next_tokens", _UNLIMITED),
-        _choice("return_softmax_lse", 0, 1),
         Constraint("layouts", _TILING, "GE operator SparseFlashAttention, tiling", _wrong_layouts),
         Constraint("block_table", _TILING, "GE operator SparseFlashAttention, tiling", _stray_block_table),
         Constraint("sparse_block_size", _INVALID, f"{_DOCUMENT}, constraints", _wrong_sparse_block),

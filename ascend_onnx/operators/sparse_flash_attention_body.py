@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxscript import OpBuilder
 
 from ascend_onnx import numerics
+from ascend_onnx.errors import InputError
 from ascend_onnx.operator import Body, Call
 
 __all__ = ["body", "overload"]
@@ -81,8 +82,9 @@ def body(call: Call) -> Body:
     """
     attributes = call.attributes
     if attributes["layout_kv"] == "PA_BSND" and not call.has("block_table"):
-        raise ValueError("SparseFlashAttention with layout_kv PA_BSND needs the input block_table, which is absent")
+        raise InputError("SparseFlashAttention with layout_kv PA_BSND needs the input block_table, which is absent")
     outputs = _outputs(call)
+    dtype = call.input("query").dtype or ir.DataType.FLOAT
     statistics = outputs > 1 and bool(attributes["return_softmax_lse"])
 
     def trace(
@@ -102,7 +104,7 @@ def body(call: Call) -> Body:
         lists = queries.rows(op, sparse_indices)
         list_shape = op.Concat(keys.heads, _dim(op, sparse_indices, -1), axis=0)
         list_end = op.Mul(_dim(op, sparse_indices, -1), keys.any)
-        group = op.Div(_dim(op, query, -2), op.Max(keys.heads, [1]))
+        group = op.Div(_dim(op, query, -2), op.Max(keys.heads, 1))
         pairs = [
             (queries.rows(op, q), op.Concat(keys.heads, group, _dim(op, q, -1), axis=0), keys.rows(op, k))
             for q, k in ((query, key), (query_rope, key_rope))
@@ -121,7 +123,7 @@ def body(call: Call) -> Body:
             entries = _int64(op, op.Slice(_gather(op, lists, token, list_shape), [0], list_end, [-1]))
             positions = _positions(op, entries, attributes["sparse_block_size"])
             valid = op.Less(positions, op.Unsqueeze(limit, [1, 2]))
-            rows = keys.numbers(op, batch, begin, op.Where(valid, positions, 0), valid)
+            rows = keys.row_numbers(op, begin, op.Where(valid, positions, 0), valid)
             score = None
             for query_rows, shape, key_rows in pairs:
                 scaled = op.Mul(numerics.widen(op, _gather(op, query_rows, token, shape)), scale)
@@ -135,13 +137,13 @@ def body(call: Call) -> Body:
             total = numerics.reduce(op, "ReduceSum", weight)
             mixed = op.MatMul(weight, numerics.widen(op, op.Gather(value_rows, rows)))
             out = op.Where(nothing, 0.0, op.Div(mixed, total))
-            out = numerics.narrow(op, out, query.dtype)
+            out = numerics.narrow(op, out, dtype)
             return [out, op.Squeeze(peak, [-1]), op.Squeeze(total, [-1])] if statistics else [out]
 
         if _fits_one_chunk(call):
             results = attend(op, op.Range(0, op.Squeeze(queries.count, [0]), 1))
         else:
-            results = _in_chunks(op, attend, queries.count, [query.dtype, *[ir.DataType.FLOAT] * 2 * statistics])
+            results = _in_chunks(op, attend, queries.count, [dtype, *[ir.DataType.FLOAT] * 2 * statistics])
         out_shape = op.Concat(op.Shape(query, end=-1), _dim(op, value, -1), axis=0)
         out = op.Reshape(results[0], out_shape, allowzero=1)
         if not statistics:
@@ -159,31 +161,35 @@ class _Queries:
 
     def __init__(self, op: OpBuilder, layout: str, query: ir.Value, lengths: ir.Value | None) -> None:
         self._batched = layout == "BSND"
-        self._tokens_per_batch = op.Max(_dim(op, query, 1), [1])
-        self._lengths = _lengths(op, lengths, _dim(op, query, 1 if self._batched else 0))
-        self.count = op.Mul(_dim(op, query, 0), _dim(op, query, 1)) if self._batched else _dim(op, query, 0)
         self._leading_shape = op.Shape(query, end=2 if self._batched else 1)
+        self._per_batch = _dim(op, query, 1 if self._batched else 0)
+        self._lengths = self._per_batch if lengths is None else _int64(op, lengths)
+        self.count = op.Mul(_dim(op, query, 0), self._per_batch) if self._batched else self._per_batch
 
     def rows(self, op: OpBuilder, tensor: ir.Value) -> ir.Value:
         """A tensor of this layout as one row per token."""
-        return op.Flatten(tensor, axis=2 if self._batched else 1)
+        flat: ir.Value = op.Flatten(tensor, axis=2 if self._batched else 1)
+        return flat
 
     def place(self, op: OpBuilder, token: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         """The batch of each token, its place in the batch, and the number of valid tokens of that batch."""
         if self._batched:
-            batch = op.Div(token, self._tokens_per_batch)
-            return batch, op.Sub(token, op.Mul(batch, self._tokens_per_batch)), _of_batch(op, self._lengths, batch)
+            size = op.Max(self._per_batch, 1)  # no token divides by it where it is 0, but the division would fail
+            batch = op.Div(token, size)
+            return batch, op.Sub(token, op.Mul(batch, size)), _of_batch(op, self._lengths, batch)
         ended = op.LessOrEqual(op.Unsqueeze(self._lengths, [0]), op.Unsqueeze(token, [1]))
         batch = op.ReduceSum(op.Cast(ended, to=ir.DataType.INT64), [1], keepdims=0)
+        batch = op.Min(batch, op.Sub(op.Shape(self._lengths), 1))
         begin, length = _segment(op, self._lengths, batch)
         return batch, op.Sub(token, begin), length
 
     def statistic(self, op: OpBuilder, statistic: ir.Value) -> ir.Value:
         """A statistic (count, N2, G) in the shape of the output: (B, N2, S1, G) or (N2, T1, G)."""
-        if not self._batched:
-            return op.Transpose(statistic, perm=[1, 0, 2])
-        shape = op.Concat(self._leading_shape, op.Shape(statistic, start=1), axis=0)
-        return op.Transpose(op.Reshape(statistic, shape, allowzero=1), perm=[0, 2, 1, 3])
+        shaped = op.Reshape(
+            statistic, op.Concat(self._leading_shape, op.Shape(statistic, start=1), axis=0), allowzero=1
+        )
+        by_head: ir.Value = op.Transpose(shaped, perm=[0, 2, 1, 3] if self._batched else [1, 0, 2])
+        return by_head
 
 
 class _Keys:
@@ -195,65 +201,67 @@ class _Keys:
     def __init__(
         self, op: OpBuilder, layout: str, key: ir.Value, lengths: ir.Value | None, block_table: ir.Value | None
     ) -> None:
-        self._layout = layout
+        self._packed = layout == "TND"
+        self._table = _int64(op, block_table) if layout == "PA_BSND" and block_table is not None else None
+        self._block = _dim(op, key, 0 if self._packed else 1)
         self.heads = _dim(op, key, -2)
-        self._block = op.Max(_dim(op, key, 0 if layout == "TND" else 1), [1])
-        self._table = None if block_table is None else _int64(op, block_table)
-        capacity = _dim(op, key, 0 if layout == "TND" else 1)
-        stored = op.Size(key)
+        capacity, stored = self._block, _size(op, key)
         if self._table is not None:
             capacity = op.Mul(capacity, _dim(op, self._table, 1))
-            stored = op.Min(stored, op.Size(self._table))
-        self._lengths = _lengths(op, lengths, capacity)
-        self.any = op.Min(stored, [1])
+            stored = op.Min(stored, _size(op, self._table))
+        self._lengths = capacity if lengths is None else _int64(op, lengths)
+        self.any: ir.Value = op.Min(stored, 1)
         """1, or 0 where no key is stored at all, so that there is no row to point an unused entry at."""
 
     def rows(self, op: OpBuilder, tensor: ir.Value) -> ir.Value:
         """A tensor of this layout as one row per key token and head."""
-        return op.Flatten(tensor, axis=-1)
+        flat: ir.Value = op.Flatten(tensor, axis=-1)
+        return flat
 
     def span(self, op: OpBuilder, batch: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The first token of each batch (0 with a block table) and the number of its tokens."""
-        if self._layout == "TND":
+        """The first row of each batch, its first block number with a block table, and the number of its tokens."""
+        if self._packed:
             return _segment(op, self._lengths, batch)
-        begin = op.Mul(batch, self._block) if self._layout == "BSND" else op.Mul(batch, [0])
-        return begin, _of_batch(op, self._lengths, batch)
+        stride = self._block if self._table is None else _dim(op, self._table, 1)
+        return op.Mul(batch, stride), _of_batch(op, self._lengths, batch)
 
-    def numbers(
-        self, op: OpBuilder, batch: ir.Value, begin: ir.Value, positions: ir.Value, valid: ir.Value
-    ) -> ir.Value:
-        """Row numbers (C, N2, J) of the key positions (C, N2, J) of each token's batch.
+    def row_numbers(self, op: OpBuilder, begin: ir.Value, positions: ir.Value, valid: ir.Value) -> ir.Value:
+        """Row numbers (C, N2, J) of the key positions (C, N2, J) behind `begin` (C).
 
         What is not valid repeats a valid row of the same list, so that rows which nobody selected, perhaps never
         written, are not read; where a list has none it is row 0, whose products are then discarded.
         """
-        if self._table is not None:
-            slot = op.Div(positions, self._block)
-            entry = op.Add(op.Unsqueeze(op.Mul(batch, _dim(op, self._table, 1)), [1, 2]), slot)
-            page = op.Gather(op.Reshape(self._table, [-1]), entry)
-            token = op.Add(op.Mul(page, self._block), op.Sub(positions, op.Mul(slot, self._block)))
+        begin = op.Unsqueeze(begin, [1, 2])
+        if self._table is None:
+            token = op.Add(begin, positions)
         else:
-            token = op.Add(op.Unsqueeze(begin, [1, 2]), positions)
+            size = op.Max(self._block, 1)
+            slot = op.Div(positions, size)
+            page = op.Gather(op.Reshape(self._table, [-1]), op.Add(begin, slot))
+            token = op.Add(op.Mul(page, size), op.Sub(positions, op.Mul(slot, size)))
         token = op.Where(valid, token, -1)
         token = op.Where(valid, token, op.Max(numerics.reduce(op, "ReduceMax", token), 0))
         head = op.Unsqueeze(op.Range(0, op.Squeeze(self.heads, [0]), 1), [1])
-        return op.Add(op.Mul(token, self.heads), head)
+        rows: ir.Value = op.Add(op.Mul(token, self.heads), head)
+        return rows
 
 
 def _positions(op: OpBuilder, entries: ir.Value, block_size: int) -> ir.Value:
     """Key positions (C, N2, K * block_size) of the lists (C, N2, K); what follows a -1 lies beyond every limit."""
     ended = op.CumSum(op.Cast(op.Less(entries, 0), to=ir.DataType.INT64), -1)
-    first = op.Where(op.Equal(ended, 0), op.Mul(entries, block_size), _NEVER)
+    first: ir.Value = op.Where(op.Equal(ended, 0), op.Mul(entries, block_size), _NEVER)
     if block_size == 1:
         return first
     blocks = op.Add(op.Unsqueeze(first, [3]), op.Range(0, block_size, 1))
     shape = op.Concat(op.Shape(first, end=2), op.Mul(_dim(op, first, 2), [block_size]), axis=0)
-    return op.Reshape(blocks, shape, allowzero=1)
+    positions: ir.Value = op.Reshape(blocks, shape, allowzero=1)
+    return positions
 
 
 def _scores(op: OpBuilder, query: ir.Value, key: ir.Value) -> ir.Value:
     """(C, N2, G, J) products of query (C, N2, G, D) and key (C, N2, J, D); only small tensors are transposed."""
-    return op.Transpose(op.MatMul(key, op.Transpose(query, perm=[0, 1, 3, 2])), perm=[0, 1, 3, 2])
+    scores: ir.Value = op.Transpose(op.MatMul(key, op.Transpose(query, perm=[0, 1, 3, 2])), perm=[0, 1, 3, 2])
+    return scores
 
 
 def _in_chunks(
@@ -289,16 +297,14 @@ def _in_chunks(
 
 def _gather(op: OpBuilder, rows: ir.Value, token: ir.Value, shape: ir.Value) -> ir.Value:
     """The rows of the C tokens `token`, reshaped to (C, *shape)."""
-    return op.Reshape(op.Gather(rows, token), op.Concat(op.Shape(token), shape, axis=0), allowzero=1)
-
-
-def _lengths(op: OpBuilder, lengths: ir.Value | None, all_tokens: ir.Value) -> ir.Value:
-    return all_tokens if lengths is None else _int64(op, lengths)
+    gathered: ir.Value = op.Reshape(op.Gather(rows, token), op.Concat(op.Shape(token), shape, axis=0), allowzero=1)
+    return gathered
 
 
 def _of_batch(op: OpBuilder, lengths: ir.Value, batch: ir.Value) -> ir.Value:
     """`lengths[batch]`, the last one for batches beyond it: a single length counts for all."""
-    return op.Gather(lengths, op.Min(batch, op.Sub(op.Shape(lengths), 1)))
+    length: ir.Value = op.Gather(lengths, op.Min(batch, op.Sub(op.Shape(lengths), 1)))
+    return length
 
 
 def _segment(op: OpBuilder, ends: ir.Value, batch: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -308,11 +314,17 @@ def _segment(op: OpBuilder, ends: ir.Value, batch: ir.Value) -> tuple[ir.Value, 
 
 
 def _int64(op: OpBuilder, x: ir.Value) -> ir.Value:
-    return op.Cast(x, to=ir.DataType.INT64)
+    cast: ir.Value = op.Cast(x, to=ir.DataType.INT64)
+    return cast
+
+
+def _size(op: OpBuilder, x: ir.Value) -> ir.Value:
+    """The number of elements, as a tensor of shape (1); ONNX Runtime has no Size of bfloat16."""
+    size: ir.Value = op.ReduceProd(op.Shape(x), keepdims=1)
+    return size
 
 
 def _dim(op: OpBuilder, x: ir.Value, axis: int) -> ir.Value:
     """The size of one axis, as a tensor of shape (1)."""
-    return op.Shape(x, start=axis) if axis == -1 else op.Shape(x, start=axis, end=axis + 1)
-
-
+    dim: ir.Value = op.Shape(x, start=axis) if axis == -1 else op.Shape(x, start=axis, end=axis + 1)
+    return dim

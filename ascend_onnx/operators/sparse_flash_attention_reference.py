@@ -111,5 +111,3 @@ def _selected(entries: Array, block_size: int, limit: int) -> Array:
     valid = entries[: int(np.argmax(np.append(entries < 0, True)))].astype(np.int64)
     positions = (valid[:, None] * block_size + np.arange(block_size)).reshape(-1)
     return positions[positions < limit]
-
-

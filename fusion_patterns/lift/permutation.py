@@ -121,5 +121,6 @@ def _counts_up(value: ir.Value | None, order: ir.Value, facts: Facts) -> bool:
     node = value.producer()
     if node is None or not is_op(node, "Range"):
         return False
-    bounds = facts.scalar(node.inputs[0]), facts.scalar(node.inputs[2])
-    return bounds == (0, 1) and same_dim(facts.dim(value, 0), facts.dim(order, 0))
+    if facts.scalar(node.inputs[0]) != 0 or facts.scalar(node.inputs[2]) != 1:
+        return False
+    return same_dim(facts.dim(value, 0), facts.dim(order, 0))
