@@ -98,23 +98,21 @@ def _findings(call: Call, product: Product, node: str) -> Iterator[Finding]:
     if product not in operator.products:
         yield finding("product", _NO_KERNEL_PACKAGE, f"{operator.name} does not exist for the product {product.value}")
         return
+    if call.missing:
+        yield finding("missing", _NULL_POINTER, f"{', '.join(call.missing)} must be given, got none")
+        return
     for declared in operator.inputs:
         dtype = call.input(declared.name).dtype
-        if not declared.optional and not call.has(declared.name):
-            yield finding("required-input", _NULL_POINTER, f"the input {declared.name} is required and absent")
-        elif dtype is not None and dtype not in declared.types:
+        if dtype is not None and dtype not in declared.types:
             expected = ", ".join(t.name.lower() for t in declared.types)
             message = f"{declared.name} must be {expected}, got {dtype.name.lower()}"
-            yield finding("input-type", _INVALID_PARAMETER, message)
+            yield finding("input_type", _INVALID_PARAMETER, message)
     for attribute in operator.attributes:
         value = call.attributes.get(attribute.name)
-        if value is None and attribute.required:
-            message = f"the attribute {attribute.name} is required and absent"
-            yield finding("required-attribute", _INVALID_PARAMETER, message)
-        elif value is not None and attribute.choices and value not in attribute.choices:
+        if value is not None and attribute.choices and value not in attribute.choices:
             expected = ", ".join(map(str, attribute.choices))
             message = f"{attribute.name} must be one of {expected}, got {value}"
-            yield finding("attribute-value", _INVALID_PARAMETER, message)
+            yield finding("attribute_value", _INVALID_PARAMETER, message)
     for constraint in operator.constraints:
         sentence = constraint.broken(call) if product in constraint.products else None
         if sentence is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = ["Comparison", "compare", "compare_outputs"]
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -64,8 +65,9 @@ class Comparison:
     mixed: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON types."""
-        return {**asdict(self), "shape": list(self.shape)}
+        """The fields as JSON types; an infinite ratio becomes null, for JSON has no infinity."""
+        fields = {**asdict(self), "shape": list(self.shape)}
+        return {name: None if value == math.inf else value for name, value in fields.items()}
 
 
 def compare_outputs(

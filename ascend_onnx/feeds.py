@@ -103,11 +103,14 @@ def evaluate(expression: str | int, sizes: Mapping[str, int]) -> int:
     """A dimension or a rule's argument as a number.
 
     Raises:
-        InputError: it names a dimension without a size.
+        InputError: it is no expression, or names a dimension without a size.
     """
     if isinstance(expression, int):
         return expression
-    value = ir.SymbolicDim(expression).evaluate(sizes)
+    try:
+        value = ir.SymbolicDim(expression).evaluate(sizes)
+    except ValueError:
+        value = None
     if not isinstance(value, int):
         raise InputError(f"{expression!r} is not a number for the dimensions {dict(sizes)}; set what it names")
     return value
@@ -133,11 +136,12 @@ def fit_dimensions(
 
 
 def _raise_to(expression: str | int, least: int, sizes: dict[str, int], fixed: set[str]) -> None:
+    size = evaluate(expression, sizes)
     free = sorted(_symbols_of(expression) - fixed)
-    while free and evaluate(expression, sizes) < least:
-        before = evaluate(expression, sizes)
+    while free and size < least:
         sizes[free[0]] += 1
-        if evaluate(expression, sizes) <= before:  # a bound that does not grow with this dimension
+        before, size = size, evaluate(expression, sizes)
+        if size <= before:  # it does not grow with this dimension
             return
 
 

@@ -36,7 +36,7 @@ _FLOAT8 = frozenset(
     }
 )
 
-_Key = tuple[str, str, int, tuple[str, ...], tuple[str, ...]]
+_Key = tuple[str, str, int, tuple[str, ...]]
 _functions: dict[_Key, ir.Function] = {}
 
 
@@ -46,10 +46,12 @@ def specialise(call: Call, opset: int) -> ir.Function:
     `opset` is the version of the default domain, which model and body share. The function declares every attribute
     that the call has, and as many outputs as reach to the last one that the call names.
 
-    Raises `InputError` for an opset below 17, and for float8 values in an opset that does not know their type.
+    Raises `InputError` for a call that lacks a required input or attribute or has an unknown attribute value, for an
+    opset below 17, and for float8 values in an opset that does not know their type.
     """
+    _require_complete(call)
     _require_opset(call, opset)
-    key = (call.operator.name, call.operator.overload(call), opset, call.outputs, tuple(call.attributes))
+    key = (call.operator.name, _overload(call), opset, tuple(call.attributes))
     if key not in _functions:
         _functions[key] = _build(call, opset)
     return _functions[key]
@@ -82,7 +84,7 @@ def attach_functions(model: str | Path | onnx.ModelProto | ir.Model) -> onnx.Mod
     opset = loaded.opset_imports.get("", loaded.opset_imports.get("ai.onnx", 0))
     for node in nodes:
         _trim_outputs(node)
-        body = specialise(OPERATORS[node.op_type].call(node), opset)
+        body = _body_of(node, opset)
         node.overload = body.overload
         if body.identifier() not in loaded.functions:
             loaded.functions[body.identifier()] = body.clone()
@@ -114,6 +116,23 @@ def strip_functions(model: str | Path | onnx.ModelProto | ir.Model) -> onnx.Mode
     return loaded
 
 
+def _body_of(node: ir.Node, opset: int) -> ir.Function:
+    try:
+        return specialise(OPERATORS[node.op_type].call(node), opset)
+    except InputError as error:
+        raise InputError(f"node {node.name!r}: {error}") from None
+
+
+def _require_complete(call: Call) -> None:
+    if call.missing:
+        raise InputError(f"{call.operator.name} requires {', '.join(call.missing)}, which a node does not give")
+    for attribute in call.operator.attributes:
+        value = call.attributes.get(attribute.name)
+        if value is not None and attribute.choices and value not in attribute.choices:
+            expected = ", ".join(map(str, attribute.choices))
+            raise InputError(f"{attribute.name} of {call.operator.name} must be one of {expected}, got {value}")
+
+
 def _require_opset(call: Call, opset: int) -> None:
     if opset < MINIMUM_OPSET:
         raise InputError(
@@ -134,14 +153,22 @@ def _outputs(call: Call) -> list[Tensor]:
     return [inferred[name] for name in call.outputs if name in inferred]
 
 
+def _overload(call: Call) -> str:
+    """The operator's name for the configuration, and the number of outputs where even required ones are left out."""
+    name = call.operator.overload(call)
+    required = sum(not declared.optional for declared in call.operator.outputs)
+    return name if call.output_count >= required else f"{name}_first_{call.output_count}"
+
+
 def _build(call: Call, opset: int) -> ir.Function:
     operator = call.operator
+    body = operator.body(call)
     inputs = [
         ir.Value(name=declared.name, type=ir.TensorType(dtype)) if (dtype := call.input(declared.name).dtype) else None
         for declared in operator.inputs
     ]
     function = build_function(
-        operator.body(call),
+        lambda op, *values: list(body(op, *values))[: call.output_count],
         inputs,
         domain=DOMAIN,
         name=operator.name,
@@ -154,7 +181,7 @@ def _build(call: Call, opset: int) -> ir.Function:
     )
     for value, declared in zip(function.inputs, operator.inputs, strict=True):
         value.name = declared.name  # the builder calls absent ones input_0, input_1, ...
-    function.overload = operator.overload(call)
+    function.overload = _overload(call)
     return function
 
 

@@ -130,6 +130,16 @@ class Call:
             (i for i, declared in enumerate(self.operator.outputs, 1) if declared.name in self.outputs), default=0
         )
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The required inputs and attributes that the call lacks."""
+        inputs = (declared.name for declared in self.operator.inputs if not declared.optional)
+        attributes = (declared.name for declared in self.operator.attributes if declared.required)
+        return (
+            *(name for name in inputs if name not in self.inputs),
+            *(name for name in attributes if name not in self.attributes),
+        )
+
     def has(self, name: str) -> bool:
         """Whether the node feeds the input, or names the output, called `name`."""
         return name in self.inputs or name in self.outputs
@@ -151,7 +161,7 @@ class Constraint:
 
 Body = Callable[..., Sequence[ir.Value]]
 """`body(op, *inputs)`: traces the maths with an onnxscript `OpBuilder` and returns one value per declared output of the
-operator, in order, up to the last one in `call.outputs` (outputs in between that the call does not name included).
+operator, in order, at least up to the last one in `call.outputs`; the ones behind it are cut off.
 
 There is one argument per declared input of the operator, in order, None where the call has no such input; the others
 carry their element type, not their shape, because one body serves every shape of its overload. The attributes of the
@@ -174,7 +184,10 @@ class Operator:
     infer: Callable[[Call], Mapping[str, Tensor]]
     """Types and shapes of the outputs; symbolic dimensions are kept, unknown stays unknown."""
     overload: Callable[[Call], str]
-    """A readable name of the configuration: two calls with one name have the same body."""
+    """A readable name of the configuration: two calls with one name have the same body.
+
+    It also tells apart which optional outputs the body has; required ones need not be told apart.
+    """
     body: Callable[[Call], Body]
     """The reference body for that configuration, authored with onnxscript."""
     reference: type[OpRun]

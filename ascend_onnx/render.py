@@ -38,8 +38,8 @@ def print_report(report: Json) -> None:
         console.print("Nothing was fused." if report["nodes"]["after"] is not None else "Nothing fuses.")
     if report["missed"]:
         console.print(_missed_table(report["missed"]))
-    for kept in sorted({name for entry in report["fused"] for name in entry["kept"]}):
-        console.print(f"Kept for other readers: {escape(kept)}")
+    else:
+        console.print("Not fused: nothing, there was no other candidate.")
     nodes = report["nodes"]
     after = "" if nodes["after"] is None else f" before, {nodes['after']:,} after"
     console.print(f"Nodes: {nodes['before']:,}{after}")
@@ -118,12 +118,13 @@ def _console() -> Console:
 
 
 def _fused_table(fused: Sequence[Json]) -> Table:
-    table = Table("Operator", "Fused", "Nodes replaced", "Validated", "Assumed", title="Fused")
+    columns = ("Operator", "Fused", "Nodes replaced", "Nodes kept for other readers", "Validated", "Assumed")
+    table = Table(*columns, title="Fused")
     for operator in sorted({entry["operator"] for entry in fused}):
         entries = [entry for entry in fused if entry["operator"] == operator]
         assumed = sorted({name for entry in entries for name in entry["assumed"]})
-        replaced = sum(len(entry["nodes"]) for entry in entries)
-        table.add_row(operator, str(len(entries)), str(replaced), _validated(entries), ", ".join(assumed) or "nothing")
+        numbers = (len(entries), *(sum(len(entry[key]) for entry in entries) for key in ("nodes", "kept")))
+        table.add_row(operator, *map(str, numbers), _validated(entries), ", ".join(assumed) or "nothing")
     return table
 
 
@@ -148,15 +149,19 @@ def _missed_table(missed: Sequence[Json]) -> Table:
 
 def _comparison_table(run: Json) -> Table:
     dims = ", ".join(f"{name}={size}" for name, size in run["dims"].items())
-    title = run["source"] or f"Inputs drawn for {dims or 'fixed sizes'}"
+    rules = {output["dtype"]: output["rule"] for output in run["outputs"]}
     columns = ("Output", "Type", "Shape", "Max abs", "Max rel", "MERE", "MARE", "CANN mixed", "Verdict")
-    table = Table(*columns, title=escape(title))
+    table = Table(
+        *columns,
+        title=escape(run["source"] or f"Inputs drawn for {dims or 'fixed sizes'}"),
+        caption=escape("Equal: " + "; ".join(f"{dtype} {rule}" for dtype, rule in rules.items())),
+    )
     for output in run["outputs"]:
+        shape = "x".join(map(str, output["shape"])) or "scalar"
         errors = (_error(output[key]) for key in ("max_abs", "max_rel", "mere", "mare"))
         mixed = {None: "", True: "passed", False: "failed"}[output["mixed"]]
-        verdict = f"{'equal' if output['within'] else 'differs'}, {output['rule']}"
-        shape = "x".join(map(str, output["shape"])) or "scalar"
-        table.add_row(escape(output["name"]), output["dtype"], shape, *errors, mixed, escape(verdict))
+        verdict = "equal" if output["within"] else "differs"
+        table.add_row(escape(output["name"]), output["dtype"], shape, *errors, mixed, verdict)
     return table
 
 

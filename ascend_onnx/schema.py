@@ -108,6 +108,8 @@ def _attribute(declared: Attribute) -> defs.OpSchema.Attribute:
 def _inference(operator: Operator) -> Callable[[InferenceContext], None]:
     def infer(context: InferenceContext) -> None:
         call = _call(operator, context)
+        if call.missing:
+            return
         inferred = operator.infer(call)
         for index, declared in enumerate(operator.outputs[: context.get_num_outputs()]):
             tensor = inferred.get(declared.name, Tensor())

@@ -35,20 +35,20 @@ def measured(work: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - started, result
 
 
+def load_and_fuse(path: Path) -> tuple[float, float, str]:
+    """Seconds for loading and for fusing the model at `path`, and what it was and became; the model is gone again."""
+    load, model = measured(lambda: ir.load(path))
+    fuse, report = measured(lambda: fusion_patterns.fuse(model, validate="none"))
+    counts = ", ".join(f"{number} {operator}" for operator, number in report.counts.items())
+    return load, fuse, f"{report.nodes_before:,} nodes, {counts}"
+
+
 def ratio(path: Path) -> float:
     """Print how long fusing the model at `path` takes and return that as a multiple of loading it."""
-    loads, fuses = [], []
-    for _ in range(ROUNDS):
-        seconds, model = measured(lambda: ir.load(path))
-        loads.append(seconds)
-        nodes = len(model.graph)
-        seconds, report = measured(lambda: fusion_patterns.fuse(model, validate="none"))  # noqa: B023
-        fuses.append(seconds)
-    load, fuse = statistics.median(loads), statistics.median(fuses)
-    counts = ", ".join(f"{number} {operator}" for operator, number in report.counts.items())
-    print(
-        f"{nodes:6,} nodes: load {load * 1e3:6.0f} ms, fuse {fuse * 1e3:6.0f} ms, ratio {fuse / load:.2f}  ({counts})"
-    )
+    rounds = [load_and_fuse(path) for _ in range(ROUNDS)]
+    load = statistics.median(seconds for seconds, _, _ in rounds)
+    fuse = statistics.median(seconds for _, seconds, _ in rounds)
+    print(f"{rounds[0][2]}: load {load * 1e3:.0f} ms, fuse {fuse * 1e3:.0f} ms, ratio {fuse / load:.2f}")
     return fuse / load
 
 

@@ -7,7 +7,7 @@ peak of a process of its own for each number of query tokens, the runtime includ
 
 from __future__ import annotations
 
-import resource
+import re
 import subprocess
 import sys
 import tempfile
@@ -105,13 +105,15 @@ def session(model: Path | ir.Model) -> CpuSession:
 def peak_megabytes(model: Path, tokens: int) -> float:
     """Peak memory of a process that runs the model once with so many query tokens."""
     arguments = [sys.executable, "-m", "benchmarks.bench_sfa", str(model), str(tokens)]
-    run = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    run = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True)
     return float(run.stdout)
 
 
 def print_peak(model: Path, tokens: int) -> None:
+    """Run the model once and print the peak of this process, in megabytes (getrusage would count the parent's too)."""
     session(model).run(feeds(tokens))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    (kilobytes,) = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    print(int(kilobytes) / 1024)
 
 
 def main() -> None:

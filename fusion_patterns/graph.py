@@ -7,13 +7,13 @@ normalised expressions are (equal names mean equal sizes).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-__all__ = ["Dimension", "Facts", "attribute", "is_op", "only_reader", "same_dim", "static"]
+__all__ = ["Dimension", "ABSENT", "Facts", "attribute", "is_op", "only_reader", "same_dim", "static"]
 
 _T = TypeVar("_T")
 
@@ -26,7 +26,7 @@ _DEEPEST = 64
 """How many steps of shape arithmetic are followed upwards."""
 
 
-def is_op(node: ir.Node | None, *op_types: str) -> bool:
+def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """Whether `node` is one of these operators of the default ONNX domain."""
     return node is not None and node.domain in ("", "ai.onnx") and node.op_type in op_types
 
@@ -75,6 +75,10 @@ def _simplest(dim: Dimension) -> Dimension:
     return _number(dim.simplify()) if isinstance(dim, ir.SymbolicDim) else dim
 
 
+ABSENT = ir.Value(name="")
+"""Stands for an optional input that a node leaves out: no type, no shape, no producer."""
+
+
 class Facts:
     """What is known about the values of one graph."""
 
@@ -90,6 +94,34 @@ class Facts:
             self._alive.append(value)  # keeps id(value) from being reused
         answer: _T = self._memory[key]
         return answer
+
+    def input(self, node: ir.Node, index: int) -> ir.Value:
+        """An input of a node without the nodes above it that change nothing; `ABSENT` where the node has none."""
+        value = node.inputs[index] if index < len(node.inputs) else None
+        return ABSENT if value is None else self.plain(value)
+
+    def either_way(self, node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]]:
+        """The two operands of a commutative node in both orders."""
+        left, right = self.input(node, 0), self.input(node, 1)
+        return (left, right), (right, left)
+
+    def producer(self, value: ir.Value) -> ir.Node | None:
+        """The node that computes a value, without nodes that change nothing."""
+        return self.plain(value).producer()
+
+    def plain(self, value: ir.Value) -> ir.Value:
+        """The value before nodes that change nothing: see `_unchanged`."""
+        return self.remember("plain", value, _plain)
+
+    def readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
+        """Every node that reads a value, directly or through nodes that change nothing, and at which input."""
+        found: list[tuple[ir.Node, int]] = []
+        for use in value.uses():
+            through = [output for output in use.node.outputs if self.plain(output) is self.plain(value)]
+            found.extend(reader for output in through for reader in self.readers(output))
+            if not through:
+                found.append((use.node, use.idx))
+        return found
 
     def constant(self, value: ir.Value | None) -> np.ndarray[Any, Any] | None:
         """The value of a small constant (initializer or Constant node), else None."""
@@ -147,6 +179,53 @@ class Facts:
 def _number(dim: Dimension) -> Dimension:
     """A dimension whose symbol is a number (some exporters write "512" as a name) as that number."""
     return int(dim.value) if isinstance(dim, ir.SymbolicDim) and dim.value is not None and dim.value.isdigit() else dim
+
+
+def _plain(value: ir.Value, facts: Facts) -> ir.Value:
+    while (source := _unchanged(value, facts)) is not None:
+        value = source
+    return value
+
+
+def _unchanged(value: ir.Value, facts: Facts) -> ir.Value | None:
+    """The input that a node passes on as it is.
+
+    1. Identity.
+    2. Cast to the type it has.
+    3. Mul or Div by 1, Add or Sub of 0, where that broadcasts nothing.
+    4. Expand and Reshape to the shape it has.
+    """
+    node = value.producer()
+    if not is_op(node, *_MAY_CHANGE_NOTHING) or node.inputs[0] is None:
+        return None
+    source = node.inputs[0]
+    if node.op_type == "Identity":
+        return source
+    if node.op_type == "Cast":
+        return source if source.dtype is not None and attribute(node, "to") == source.dtype else None
+    if node.op_type in ("Expand", "Reshape"):
+        return source if _same_shape(facts.shape(source), facts.shape(value)) else None
+    neutral = 1 if node.op_type in ("Mul", "Div") else 0
+    operands: list[tuple[ir.Value | None, ir.Value | None]] = [(source, node.inputs[1])]
+    if node.op_type in ("Mul", "Add"):
+        operands.append((node.inputs[1], source))
+    for given, constant in operands:
+        if (
+            given is not None
+            and facts.scalar(constant) == neutral
+            and facts.rank(given) == facts.rank(value) is not None
+        ):
+            return given
+    return None
+
+
+_MAY_CHANGE_NOTHING = ("Identity", "Cast", "Mul", "Div", "Add", "Sub", "Expand", "Reshape")
+
+
+def _same_shape(left: tuple[Dimension, ...] | None, right: tuple[Dimension, ...] | None) -> bool:
+    if left is None or right is None or len(left) != len(right):
+        return False
+    return all(same_dim(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _constant(value: ir.Value, _: Facts) -> np.ndarray[Any, Any] | None:

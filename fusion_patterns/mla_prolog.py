@@ -284,13 +284,13 @@ def _whole_width(emit: Emitter, angles: ir.Value, facts: Facts) -> ir.Value:
 
 def _doubled_source(half: ir.Value, facts: Facts) -> ir.Value | None:
     """Cos or Sin of Concat(f, f), where `half` is one half of it."""
-    cut = half.producer()
-    source = cut.inputs[0] if cut is not None and is_op(cut, "Slice") else None
-    function = None if source is None else source.producer()
-    if source is None or function is None or not is_op(function, "Cos", "Sin") or function.inputs[0] is None:
+    cut = facts.producer(half)
+    source = facts.input(cut, 0) if is_op(cut, "Slice") else None
+    function = None if source is None else facts.producer(source)
+    if source is None or not is_op(function, "Cos", "Sin"):
         return None
-    join = function.inputs[0].producer()
-    doubled = join is not None and is_op(join, "Concat") and len(join.inputs) == 2 and join.inputs[0] is join.inputs[1]
+    join = facts.producer(facts.input(function, 0))
+    doubled = is_op(join, "Concat") and len(join.inputs) == 2 and facts.input(join, 0) is facts.input(join, 1)
     return source if doubled and facts.size(source, -1) == _ROPE else None
 
 

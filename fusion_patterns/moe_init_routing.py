@@ -137,9 +137,9 @@ def _recognise_combine(results: ir.Value, permutation: Permutation, facts: Facts
     """Mul(results, weights in expert order) -> gather by the inverse permutation -> Reshape (N, K, H)."""
     reader = only_reader(results)
     weigh = None if reader is None else reader[0]
-    if weigh is None or not is_op(weigh, "Mul"):
+    if not is_op(weigh, "Mul"):
         return miss("combine-unrecognised", results, "expert results times routing weights", "other readers")
-    factor = weigh.inputs[1] if weigh.inputs[0] is results else weigh.inputs[0]
+    factor = facts.input(weigh, 1) if facts.input(weigh, 0) is results else facts.input(weigh, 0)
     weights = None if factor is None else _weights_in_order(factor, permutation, facts)
     if weights is None:
         return miss("combine-unrecognised", weigh, "routing weights gathered by the permutation", "another factor")
@@ -168,10 +168,10 @@ def _recognise_combine(results: ir.Value, permutation: Permutation, facts: Facts
 
 def _weights_in_order(factor: ir.Value, permutation: Permutation, facts: Facts) -> ir.Value | None:
     """Routing weights (N, K) of a factor (M, 1) that was gathered from them by the permutation."""
-    flat = reshaped_from(factor)
+    flat = reshaped_from(factor, facts)
     for gather in gathers_of(permutation.order, facts):
         if gather.rows is flat:
-            weights = reshaped_from(gather.source)
+            weights = reshaped_from(gather.source, facts)
             same = facts.shape(weights) == facts.shape(permutation.ids)
             return weights if same else None
     return None
@@ -179,10 +179,7 @@ def _weights_in_order(factor: ir.Value, permutation: Permutation, facts: Facts) 
 
 def _gather_back(node: ir.Node, permutation: Permutation, facts: Facts) -> ir.Value | None:
     """The rows gathered by the inverse permutation."""
-    indices = node.inputs[1]
-    if indices is None:
-        return None
-    plain = reshaped_from(indices)
+    plain = reshaped_from(facts.input(node, 1), facts)
     if not recognise_inverse(plain, permutation.order, facts):
         return None
     return next((gather.rows for gather in gathers_of(plain, facts) if gather.rows is node.outputs[0]), None)

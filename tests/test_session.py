@@ -125,7 +125,7 @@ def test_a_run_that_fails_names_its_node():
 
 
 def test_a_model_that_the_runtime_cannot_load_is_an_error(tmp_path):
-    with pytest.raises(ExecutionError, match="cannot load the model in memory.*Add"):
+    with pytest.raises(ExecutionError, match=r"cannot load the model in memory.*Add"):
         CpuSession(add_model(dtype=TensorProto.BFLOAT16))
     with pytest.raises(InputError, match="no such file"):
         CpuSession(tmp_path / "absent.onnx")

@@ -332,12 +332,12 @@ def test_new_files_are_as_readable_as_others(with_data, tmp_path):
     assert (tmp_path / "out.onnx").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-class _Breaks(Exception):
+class _BrokenTensorError(Exception):
     pass
 
 
 def _break():
-    raise _Breaks
+    raise _BrokenTensorError
 
 
 @pytest.mark.parametrize("had_output", [False, True])
@@ -352,7 +352,7 @@ def test_a_tensor_that_cannot_be_computed_leaves_nothing_behind(with_data, tmp_p
     model.graph.initializers["v"].const_value = ir.LazyTensor(
         _break, ir.DataType.FLOAT, ir.Shape((ROWS, ROWS)), name="v"
     )
-    with pytest.raises(_Breaks):
+    with pytest.raises(_BrokenTensorError):
         save(model, out, source=with_data)
     assert {entry.name: entry.read_bytes() for entry in out.parent.iterdir()} == before
     assert isinstance(model.graph.initializers["w"].const_value, ir.ExternalTensor)

@@ -5,7 +5,6 @@ Source: aclnnMlaPrologV2WeightNz, Formula and scenario tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -14,59 +13,9 @@ from onnxscript import OpBuilder
 from ascend_onnx import layout, numerics
 from ascend_onnx.errors import InputError
 from ascend_onnx.operator import Body, Call
+from ascend_onnx.operators.mla_prolog_v2_weight_nz_form import Form
 
-__all__ = ["PACKABLE", "Form", "build_body"]
-
-PACKABLE = ("weight_dq", "weight_uq_qr", "weight_dkv_kr")
-"""The weights that may come in FRACTAL_NZ storage."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """The facts of a call that its body depends on."""
-
-    batched: bool
-    """token_x is (B, S, He) rather than (T, He)."""
-    nz_cache: bool
-    """Blocks of the caches are stored as (H / c0, BlockSize, c0)."""
-    float_type: ir.DataType
-    token_int8: bool
-    query_weight_int8: bool
-    kv_cache: ir.DataType
-    kr_cache: ir.DataType
-    packed: tuple[str, ...]
-    """The weights that come in FRACTAL_NZ storage, (n / w0, k / 16, 16, w0)."""
-
-    @classmethod
-    def of(cls, call: Call) -> Form:
-        def is_int8(name: str) -> bool:
-            return call.input(name).dtype == ir.DataType.INT8
-
-        float_type = call.input("weight_uk").dtype or ir.DataType.FLOAT
-        return cls(
-            batched=call.input("token_x").rank == 3,
-            nz_cache=call.attributes["cache_mode"] == "PA_NZ",
-            float_type=float_type,
-            token_int8=is_int8("token_x"),
-            query_weight_int8=is_int8("weight_uq_qr"),
-            kv_cache=call.input("kv_cache").dtype or float_type,
-            kr_cache=call.input("kr_cache").dtype or float_type,
-            packed=tuple(name for name in PACKABLE if call.input(name).rank == 4),
-        )
-
-    @property
-    def query_int8(self) -> bool:
-        """Both the tokens and the latent cache are int8, and so is the query (FullQuant+KV)."""
-        return self.token_int8 and self.kv_cache == ir.DataType.INT8
-
-    @property
-    def scenario(self) -> str:
-        """Which tensors are int8: "no_quant", "partial_quant_kv_kr", "full_quant_kv", ..."""
-        names = {(False, False): "no", (False, True): "partial", (True, False): "token", (True, True): "full"}
-        parts = [names[self.token_int8, self.query_weight_int8], "quant"]
-        parts += ["kv"] if self.kv_cache == ir.DataType.INT8 else []
-        parts += ["kr"] if self.kr_cache == ir.DataType.INT8 else []
-        return "_".join(parts)
+__all__ = ["build_body"]
 
 
 class _Inputs(NamedTuple):
@@ -137,7 +86,7 @@ def build_body(call: Call) -> Body:
             lead = op.Shape(given.token_x, end=2)
             query = op.Reshape(query, op.Concat(lead, sizes.heads, sizes.rank, axis=0), allowzero=1)
             query_rope = op.Reshape(query_rope, op.Concat(lead, sizes.heads, sizes.rope, axis=0), allowzero=1)
-        return [query, query_rope, *caches, *scales][: call.output_count]
+        return [query, query_rope, *caches, *scales]
 
     return body
 

@@ -43,7 +43,7 @@ def overload(call: Call) -> str:
         f"{form.start}to{form.end}": (form.start, form.end) != (0, form.experts),
         _QUANT_NAMES.get(form.quant_mode, "unknown"): form.quant_mode != -1,
         "scale": call.has("scale"),
-        f"outputs{form.outputs}": form.outputs > 2,
+        f"outputs{form.outputs}": form.outputs != 2,
     }
     dtype = call.input("x").dtype
     words = [rows, *(word for word, is_present in present.items() if is_present)]
@@ -120,7 +120,7 @@ def body(call: Call) -> Body:
             results.append(_empty(op, ir.DataType.INT64) if counts is None else counts)
         if form.outputs > 3:
             results.append(_empty(op, ir.DataType.FLOAT) if expanded_scale is None else expanded_scale)
-        return results
+        return results[: form.outputs]
 
     return trace
 
@@ -231,7 +231,7 @@ def _mxfp8(op: OpBuilder, x: ir.Value, limit: float, largest_exponent: int) -> t
     blocks = op.Div(op.Add(width, padding), [_BLOCK])
     grouped = op.Reshape(padded, op.Concat(_dim(op, x, 0), blocks, [_BLOCK], axis=0), allowzero=1)
     largest = numerics.reduce(op, "ReduceMax", op.Abs(grouped))
-    finite = op.Less(largest, np.inf)
+    finite = op.Equal(numerics.reduce(op, "ReduceSum", op.Mul(grouped, 0.0)), 0.0)
     exponent = op.Max(op.Add(_exponent(op, largest), float(_BIAS - largest_exponent)), 0.0)
     scaled = op.Clip(op.Mul(grouped, op.Pow(2.0, op.Sub(float(_BIAS), exponent))), -limit, limit)
     elements = op.Reshape(op.Where(finite, scaled, 0.0), op.Shape(padded), allowzero=1)

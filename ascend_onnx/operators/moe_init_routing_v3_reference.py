@@ -123,7 +123,7 @@ def _mxfp8(values: Array, dtype: type[Any], limit: float, largest_exponent: int)
     padded = np.zeros((rows, -(-width // 64) * 64), np.float32)
     padded[:, :width] = values
     blocks = padded.reshape(rows, padded.shape[1] // 32, 32)
-    finite = np.isfinite(blocks).all(axis=-1)
+    finite = np.logical_and.reduce(np.isfinite(blocks), axis=-1)
     # frexp gives a fraction in [0.5, 1), hence 126 where the stored exponent of float32 is biased by 127.
     biased = np.frexp(np.abs(blocks).max(axis=-1))[1] + 126
     biased = np.where(blocks.any(axis=-1), biased, 0)

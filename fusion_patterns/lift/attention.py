@@ -42,20 +42,17 @@ def recognise_attention(softmax: ir.Node, facts: Facts) -> Attention | Miss | No
     product = _only_product(probabilities)
     if product is None:
         return None
-    value, rank = product.inputs[1], facts.rank(probabilities)
-    if rank != 4 or facts.axis(softmax, probabilities) != 3 or value is None:
+    value, rank = facts.input(product, 1), facts.rank(probabilities)
+    if rank != 4 or facts.axis(softmax, probabilities) != 3:
         return miss("attention-unrecognised", softmax, "a softmax over the last of four axes", f"{rank} axes")
-    scores = softmax.inputs[0]
-    if scores is None:
-        return miss("attention-unrecognised", softmax, "scores", "no input")
-    scores, mask = _without_mask(scores, facts)
+    scores, mask = _without_mask(facts.input(softmax, 0), facts)
     scores, scale = _without_scale(scores, facts)
-    node = scores.producer()
-    if node is None or not is_op(node, "MatMul") or node.inputs[0] is None or node.inputs[1] is None:
+    node = facts.producer(scores)
+    if not is_op(node, "MatMul"):
         found = node.op_type if node is not None else "a graph input"
         return miss("attention-unrecognised", scores, "a product of queries and keys", found)
-    query, query_scale = _without_scale(node.inputs[0], facts)
-    key, key_scale = _scaled_permutation(node.inputs[1], facts)
+    query, query_scale = _without_scale(facts.input(node, 0), facts)
+    key, key_scale = _scaled_permutation(facts.input(node, 1), facts)
     if key is None:
         return miss("attention-unrecognised", node, "keys of known rank", "unknown rank")
     scale *= query_scale * key_scale
@@ -70,10 +67,10 @@ def _only_product(probabilities: ir.Value) -> ir.Node | None:
 
 def _without_mask(scores: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value | None]:
     """(scores, mask) of Add(scores, mask); the scores are the operand that is a product of two values."""
-    node = scores.producer()
-    if node is None or not is_op(node, "Add"):
+    node = facts.producer(scores)
+    if not is_op(node, "Add"):
         return scores, None
-    for given, mask in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+    for given, mask in facts.either_way(node):
         if given is not None and mask is not None and is_op(_without_scale(given, facts)[0].producer(), "MatMul"):
             return given, mask
     return scores, None
@@ -83,10 +80,10 @@ def _without_scale(value: ir.Value, facts: Facts) -> tuple[ir.Value, float]:
     """(base, factor) with value = base * factor, through Mul and Div by scalar constants."""
     factor = 1.0
     while True:
-        node = value.producer()
-        if node is None or not is_op(node, "Mul", "Div"):
+        node = facts.producer(value)
+        if not is_op(node, "Mul", "Div"):
             return value, factor
-        left, right = node.inputs[0], node.inputs[1]
+        left, right = facts.input(node, 0), facts.input(node, 1)
         constant = facts.scalar(right)
         if constant is not None and left is not None and facts.rank(left) == facts.rank(value):
             factor, value = factor * constant if node.op_type == "Mul" else factor / constant, left

@@ -42,13 +42,13 @@ def _concat(value: ir.Value, facts: Facts) -> Concat | Miss:
     permuted = recognise_permuted(value, facts)
     if permuted is None:
         return miss("query-unrecognised", value, "a concatenation", "a value of unknown rank")
-    node = permuted.base.producer()
-    if node is not None and is_op(node, "Concat"):
+    node = facts.producer(permuted.base)
+    if is_op(node, "Concat"):
         parts = tuple(i for i in node.inputs if i is not None)
         axis = facts.axis(node, permuted.base)
         assert axis is not None  # the permutation has a rank
         return Concat(parts, axis, permuted.perm)
-    if node is not None and is_op(node, "ScatterND"):
+    if is_op(node, "ScatterND"):
         return _scattered(permuted.base, permuted.perm, facts)
     return miss("query-unrecognised", permuted.base, "a concatenation", node.op_type if node else "a graph input")
 
@@ -69,8 +69,8 @@ def _scattered(value: ir.Value, outer: tuple[int, ...], facts: Facts) -> Concat 
     width = facts.size(value, 0)
     current, relative = value, tuple(range(len(outer)))
     while True:
-        node = current.producer()
-        if node is None or not is_op(node, "ScatterND"):
+        node = facts.producer(current)
+        if not is_op(node, "ScatterND"):
             break
         write = _slice_write(node, facts)
         if isinstance(write, Miss):
@@ -78,7 +78,7 @@ def _scattered(value: ir.Value, outer: tuple[int, ...], facts: Facts) -> Concat 
         if relative != tuple(range(len(outer))):
             return miss("query-unrecognised", current, "all slices written along one axis", "a transpose in between")
         writes.append(write)
-        buffer = node.inputs[0]
+        buffer = facts.input(node, 0)
         permuted = None if buffer is None else recognise_permuted(buffer, facts)
         if permuted is None:
             return miss("query-unrecognised", current, "a buffer of known rank", "unknown rank")
@@ -101,7 +101,7 @@ def _scattered(value: ir.Value, outer: tuple[int, ...], facts: Facts) -> Concat 
 
 
 def _slice_write(node: ir.Node, facts: Facts) -> _Write | Miss:
-    indices, update = node.inputs[1], node.inputs[2]
+    indices, update = facts.input(node, 1), facts.input(node, 2)
     if attribute(node, "reduction", b"none") not in ("none", b"none") or indices is None or update is None:
         return miss("query-unrecognised", node, "a plain slice assignment", "a reducing ScatterND")
     rows = _row_range(indices, facts)
@@ -115,17 +115,17 @@ def _slice_write(node: ir.Node, facts: Facts) -> _Write | Miss:
 
 def _row_range(indices: ir.Value, facts: Facts) -> tuple[int, int | None] | None:
     """[start, end) of Unsqueeze(Slice(Range(0, n, 1), start, end), -1); end None means up to n."""
-    unsqueeze = indices.producer()
-    if unsqueeze is None or not is_op(unsqueeze, "Unsqueeze") or unsqueeze.inputs[0] is None:
+    unsqueeze = facts.producer(indices)
+    if not is_op(unsqueeze, "Unsqueeze"):
         return None
-    cut = unsqueeze.inputs[0].producer()
-    if cut is None or not is_op(cut, "Slice") or cut.inputs[0] is None:
+    cut = facts.producer(facts.input(unsqueeze, 0))
+    if not is_op(cut, "Slice"):
         return None
-    rows = cut.inputs[0].producer()
-    start, end = facts.integers(cut.inputs[1]), facts.integers(cut.inputs[2])
-    steps = facts.integers(cut.inputs[4]) if len(cut.inputs) > 4 and cut.inputs[4] is not None else [1]
-    if rows is None or not is_op(rows, "Range") or start is None or end is None or steps != [1]:
+    rows = facts.producer(facts.input(cut, 0))
+    start, end = facts.integers(facts.input(cut, 1)), facts.integers(facts.input(cut, 2))
+    steps = facts.integers(facts.input(cut, 4)) if len(cut.inputs) > 4 else [1]
+    if not is_op(rows, "Range") or start is None or end is None or steps != [1]:
         return None
-    if facts.scalar(rows.inputs[0]) != 0 or facts.scalar(rows.inputs[2]) != 1 or start[0] < 0 or end[0] < 0:
+    if facts.scalar(facts.input(rows, 0)) != 0 or facts.scalar(facts.input(rows, 2)) != 1 or start[0] < 0 or end[0] < 0:
         return None
     return start[0], (None if end[0] >= 2**31 - 1 else end[0])

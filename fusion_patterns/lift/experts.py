@@ -59,34 +59,34 @@ def _checked(join: ir.Node, rows: ir.Value, facts: Facts) -> GroupedProduct | Mi
     split: ir.Node | None = None
     start: ir.Value | None = None
     for expert, part in enumerate(join.inputs):
-        product = None if part is None else part.producer()
-        if product is None or not is_op(product, "MatMul") or product.inputs[0] is None or product.inputs[1] is None:
+        product = None if part is None else facts.producer(part)
+        if not is_op(product, "MatMul"):
             return miss("experts-unrecognised", join, f"a product of expert {expert}", "another operator")
-        gather, weight = product.inputs[0].producer(), _expert_weight(product.inputs[1], facts)
+        gather, weight = facts.producer(facts.input(product, 0)), _expert_weight(facts.input(product, 1), facts)
         cut = None if gather is None else gathered_rows(gather, facts)
-        span = None if cut is None else cut.indices.producer()
-        if cut is None or cut.source is not rows or span is None or not is_op(span, "Range") or span.inputs[1] is None:
+        span = None if cut is None else facts.producer(cut.indices)
+        if cut is None or cut.source is not rows or not is_op(span, "Range"):
             return miss("experts-unrecognised", product, f"the slice of expert {expert}", "other rows")
         if weight is None:
             return miss("experts-unrecognised", product, f"a constant weight of expert {expert}", "another value")
-        begins = facts.scalar(span.inputs[0]) == 0 if start is None else span.inputs[0] is start
-        end, source = _element(span.inputs[1], facts)
+        begins = facts.scalar(facts.input(span, 0)) == 0 if start is None else facts.input(span, 0) is start
+        end, source = _element(facts.input(span, 1), facts)
         if not begins or end != expert or source is None or (split is not None and source is not split):
             return miss("experts-unrecognised", span, f"rows from the end of expert {expert - 1}", "other bounds")
-        split, start = source, span.inputs[1]
+        split, start = source, facts.input(span, 1)
         weights.append(weight)
-    if split is None or len(weights) != len(split.outputs) or split.inputs[0] is None:
+    if split is None or len(weights) != len(split.outputs):
         return miss("experts-unrecognised", join, "as many products as prefix sums", f"{len(weights)} products")
-    return GroupedProduct(rows, split.inputs[0], tuple(weights), join.outputs[0], join)
+    return GroupedProduct(rows, facts.input(split, 0), tuple(weights), join.outputs[0], join)
 
 
 def _element(value: ir.Value, facts: Facts) -> tuple[int | None, ir.Node | None]:
     """(i, Split) of a scalar that is the i-th output of a Split into single elements."""
-    node = value.producer()
-    while node is not None and is_op(node, "Squeeze", "Reshape", "Cast") and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    if node is None or not is_op(node, "Split") or facts.axis(node, value, 0) != 0:
+    node = facts.producer(value)
+    while is_op(node, "Squeeze", "Reshape", "Cast"):
+        value = facts.input(node, 0)
+        node = facts.producer(value)
+    if not is_op(node, "Split") or facts.axis(node, value, 0) != 0:
         return None, None
     if any(facts.size(output, 0) != 1 or facts.rank(output) != 1 for output in node.outputs):
         return None, None
@@ -97,14 +97,14 @@ def _expert_weight(value: ir.Value, facts: Facts) -> ExpertWeight | None:
     """The initializer behind a matrix: itself, or Squeeze(Split(stack)[e], 0)."""
     if value.is_initializer() and not value.is_graph_input() and facts.rank(value) == 2:
         return ExpertWeight(value, None)
-    squeeze = value.producer()
-    if squeeze is None or not is_op(squeeze, "Squeeze") or squeeze.inputs[0] is None:
+    squeeze = facts.producer(value)
+    if not is_op(squeeze, "Squeeze"):
         return None
-    piece = squeeze.inputs[0]
-    split = piece.producer()
-    if split is None or not is_op(split, "Split") or facts.axis(split, piece, 0) != 0 or split.inputs[0] is None:
+    piece = facts.input(squeeze, 0)
+    split = facts.producer(piece)
+    if not is_op(split, "Split") or facts.axis(split, piece, 0) != 0:
         return None
-    stack = split.inputs[0]
+    stack = facts.input(split, 0)
     single = all(facts.size(output, 0) == 1 for output in split.outputs)
     if not stack.is_initializer() or stack.is_graph_input() or facts.rank(stack) != 3 or not single:
         return None
@@ -119,16 +119,16 @@ def recognise_counts(ends: ir.Value, ids: tuple[ir.Value, ...], experts: int, fa
     CumSum of a histogram: ScatterElements(add) of ones into zeros (E), at indices that are the ids or arithmetic on
     them that leaves every id 0 .. E - 1 as it is (a histogram's bin computation; checked by evaluating it on all ids).
     """
-    total = _through(ends, ("Cast", "Reshape")).producer()
-    if total is None or not is_op(total, "CumSum") or total.inputs[0] is None:
+    total = _through(ends, ("Cast", "Reshape"), facts).producer()
+    if not is_op(total, "CumSum"):
         return miss("expert-count-unknown", ends, "prefix sums of rows per expert", total.op_type if total else "input")
     if (
         attribute(total, "exclusive") != 0
         or attribute(total, "reverse") != 0
-        or facts.scalar(total.inputs[1]) not in (0, -1)
+        or facts.scalar(facts.input(total, 1)) not in (0, -1)
     ):
         return miss("expert-count-unknown", total, "inclusive prefix sums from the front", "others")
-    counted = _through(total.inputs[0], ("Cast", "Reshape")).producer()
+    counted = _through(facts.input(total, 0), ("Cast", "Reshape"), facts).producer()
     if (
         counted is None
         or not is_op(counted, "ScatterElements")
@@ -136,7 +136,7 @@ def recognise_counts(ends: ir.Value, ids: tuple[ir.Value, ...], experts: int, fa
     ):
         found = counted.op_type if counted is not None else "a graph input"
         return miss("expert-count-unknown", total, "a histogram of the expert ids", found)
-    data, indices, updates = counted.inputs[0], counted.inputs[1], counted.inputs[2]
+    data, indices, updates = facts.input(counted, 0), facts.input(counted, 1), facts.input(counted, 2)
     zeros, ones = uniform_value(data, facts) == 0, uniform_value(updates, facts) == 1
     if data is None or not zeros or not ones or facts.size(data, 0) != experts or facts.rank(data) != 1:
         return miss("expert-count-unknown", counted, f"ones added into {experts} zeros", "other values")
@@ -145,9 +145,9 @@ def recognise_counts(ends: ir.Value, ids: tuple[ir.Value, ...], experts: int, fa
     return None
 
 
-def _through(value: ir.Value, op_types: tuple[str, ...]) -> ir.Value:
-    while (node := value.producer()) is not None and is_op(node, *op_types) and node.inputs[0] is not None:
-        value = node.inputs[0]
+def _through(value: ir.Value, op_types: tuple[str, ...], facts: Facts) -> ir.Value:
+    while is_op(node := facts.producer(value), *op_types):
+        value = facts.input(node, 0)
     return value
 
 
@@ -156,11 +156,11 @@ def _leaves_ids_alone(indices: ir.Value, ids: tuple[ir.Value, ...], experts: int
     steps: list[ir.Node] = []
     value = indices
     while not any(value is source for source in ids):
-        node = value.producer()
-        if node is None or not is_op(node, *_ELEMENTWISE) or node.inputs[0] is None:
+        node = facts.producer(value)
+        if not is_op(node, *_ELEMENTWISE):
             return False
         steps.append(node)
-        value = node.inputs[0]
+        value = facts.input(node, 0)
     wanted = np.arange(experts)
     current = wanted.astype(np.int64)
     for node in reversed(steps):

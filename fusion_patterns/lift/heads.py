@@ -42,22 +42,22 @@ def _heads(value: ir.Value, facts: Facts) -> HeadView | Miss:
         return miss("query-unrecognised", value, "a per-head value of four axes", f"{facts.rank(value)} axes")
     start, size, swapped, current = 0, facts.size(value, -1), False, value
     while size is not None:
-        node = current.producer()
+        node = facts.producer(current)
         if node is None:
             break
-        if is_op(node, "Transpose") and node.inputs[0] is not None:
+        if is_op(node, "Transpose"):
             if list(attribute(node, "perm") or ()) != [0, 2, 1, 3]:
                 break
-            swapped, current = not swapped, node.inputs[0]
+            swapped, current = not swapped, facts.input(node, 0)
             continue
         cut = recognise_split(current, facts)
         if cut is not None:
             start, current = start + cut.start, cut.source
             continue
-        if is_op(node, "Reshape", "Unsqueeze") and node.inputs[0] is not None:
-            return _unfolded(current, node.inputs[0], start, size, swapped, facts)
+        if is_op(node, "Reshape", "Unsqueeze"):
+            return _unfolded(current, facts.input(node, 0), start, size, swapped, facts)
         break
-    found = current.producer()
+    found = facts.producer(current)
     return miss("query-unrecognised", value, "a reshape to heads", found.op_type if found else "a graph input")
 
 
@@ -99,10 +99,10 @@ def recognise_split(value: ir.Value, facts: Facts) -> Cut | None:
 
 
 def _split(value: ir.Value, facts: Facts) -> Cut | None:
-    node = value.producer()
-    if node is None or not node.inputs or node.inputs[0] is None:
+    node = facts.producer(value)
+    if node is None or not node.inputs:
         return None
-    source, size, rank = node.inputs[0], facts.size(value, -1), facts.rank(value)
+    source, size, rank = facts.input(node, 0), facts.size(value, -1), facts.rank(value)
     total = facts.size(source, -1)
     if size is None or rank is None or total is None:
         return None
@@ -134,8 +134,6 @@ def slice_parameters(node: ir.Node, facts: Facts) -> tuple[int, int, int, int] |
         return None
     axis = read[2] if len(read) > 2 else None
     step = read[3] if len(read) > 3 else None
-    if (len(node.inputs) > 3 and node.inputs[3] is not None and axis is None) or (
-        len(node.inputs) > 4 and node.inputs[4] is not None and step is None
-    ):
+    if (len(node.inputs) > 3 and axis is None) or (len(node.inputs) > 4 and step is None):
         return None
     return read[0][0], read[1][0], axis[0] if axis else 0, step[0] if step else 1

@@ -221,10 +221,10 @@ def _cached(value: ir.Value, facts: Facts) -> CachedRows | Miss:
 
 def _before_broadcast(value: ir.Value, facts: Facts) -> ir.Value:
     """(B, 1, T, H) of a value (B, N, T, H) that Expand made of it."""
-    node = value.producer()
-    if node is None or not is_op(node, "Expand") or node.inputs[0] is None:
+    node = facts.producer(value)
+    if not is_op(node, "Expand"):
         return value
-    source, given, wide = node.inputs[0], facts.shape(node.inputs[0]), facts.shape(value)
+    source, given, wide = facts.input(node, 0), facts.shape(facts.input(node, 0)), facts.shape(value)
     if given is None or wide is None or len(given) != 4 or len(wide) != 4:
         return value
     same: list[tuple[Dimension, Dimension]] = [(given[axis], wide[axis]) for axis in (0, 2, 3)]

@@ -50,32 +50,27 @@ def recognise_linear(value: ir.Value, facts: Facts) -> Linear | Miss:
 
 
 def _linear(value: ir.Value, facts: Facts) -> Linear | Miss:
-    node = value.producer()
-    if node is not None and is_op(node, "Add"):
+    node = facts.producer(value)
+    if is_op(node, "Add"):
         return _biased(node, value, facts)
-    if node is not None and is_op(node, "MatMul"):
-        weight = _weight(node.inputs[1])
-        if weight is not None and node.inputs[0] is not None:
-            return Linear(node.inputs[0], weight, None, node)
-    if node is not None and is_op(node, "Gemm"):
+    if is_op(node, "MatMul"):
+        weight = _weight(facts.input(node, 1), facts)
+        if weight is not None:
+            return Linear(facts.input(node, 0), weight, None, node)
+    if is_op(node, "Gemm"):
         plain = attribute(node, "alpha") == 1 and attribute(node, "transA") == 0
-        weight = _weight(node.inputs[1])
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        if (
-            plain
-            and weight is not None
-            and node.inputs[0] is not None
-            and (bias is None or attribute(node, "beta") == 1)
-        ):
+        weight = _weight(facts.input(node, 1), facts)
+        bias = facts.input(node, 2) if len(node.inputs) > 2 else None
+        if plain and weight is not None and (bias is None or attribute(node, "beta") == 1):
             view = WeightView(weight.initializer, weight.transposed != bool(attribute(node, "transB")))
-            return Linear(node.inputs[0], view, bias, node)
+            return Linear(facts.input(node, 0), view, bias, node)
     found = node.op_type if node is not None else "a graph input"
     return miss("query-unrecognised", value, "a product with a constant weight matrix", found)
 
 
 def _biased(node: ir.Node, value: ir.Value, facts: Facts) -> Linear | Miss:
-    for product, bias in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
-        if product is None or bias is None or not bias.is_initializer() or facts.rank(bias) != 1:
+    for product, bias in facts.either_way(node):
+        if not bias.is_initializer() or facts.rank(bias) != 1:
             continue
         linear = recognise_linear(product, facts)
         if isinstance(linear, Linear) and linear.bias is None:
@@ -83,14 +78,12 @@ def _biased(node: ir.Node, value: ir.Value, facts: Facts) -> Linear | Miss:
     return miss("query-unrecognised", value, "a product plus a constant vector", "an Add of other values")
 
 
-def _weight(value: ir.Value | None) -> WeightView | None:
-    if value is None:
-        return None
+def _weight(value: ir.Value, facts: Facts) -> WeightView | None:
     if _is_matrix(value):
         return WeightView(value, transposed=False)
-    node = value.producer()
-    if node is not None and is_op(node, "Transpose") and node.inputs[0] is not None and _is_matrix(node.inputs[0]):
-        return WeightView(node.inputs[0], transposed=attribute(node, "perm") in (None, [1, 0], (1, 0)))
+    node = facts.producer(value)
+    if is_op(node, "Transpose") and _is_matrix(facts.input(node, 0)):
+        return WeightView(facts.input(node, 0), transposed=attribute(node, "perm") in (None, [1, 0], (1, 0)))
     return None
 
 

@@ -66,33 +66,37 @@ def recognise_additive(mask: ir.Value, facts: Facts) -> ir.Value | None:
 
 
 def _additive(mask: ir.Value, facts: Facts) -> ir.Value | None:
-    node = mask.producer()
+    node = facts.producer(mask)
     if node is None:
         return None
     if is_op(node, "Mul"):
-        for hidden, factor in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
-            if _is_huge_negative(factor, facts) and hidden is not None:
-                return _negated(_before_cast(hidden))
-    if is_op(node, "Where") and facts.scalar(node.inputs[1]) == 0 and _is_huge_negative(node.inputs[2], facts):
-        return node.inputs[0]
+        for hidden, factor in facts.either_way(node):
+            if _is_huge_negative(factor, facts):
+                return _negated(_before_cast(hidden, facts), facts)
+    if (
+        is_op(node, "Where")
+        and facts.scalar(facts.input(node, 1)) == 0
+        and _is_huge_negative(facts.input(node, 2), facts)
+    ):
+        return facts.input(node, 0)
     return None
 
 
-def _is_huge_negative(value: ir.Value | None, facts: Facts) -> bool:
+def _is_huge_negative(value: ir.Value, facts: Facts) -> bool:
     """A number that hides a score in every float type: at most float16's lowest."""
     constant = facts.scalar(value)
     return constant is not None and constant <= -65504
 
 
-def _before_cast(value: ir.Value) -> ir.Value:
-    node = value.producer()
-    return node.inputs[0] if node is not None and is_op(node, "Cast") and node.inputs[0] is not None else value
+def _before_cast(value: ir.Value, facts: Facts) -> ir.Value:
+    node = facts.producer(value)
+    return facts.input(node, 0) if is_op(node, "Cast") else value
 
 
-def _negated(value: ir.Value) -> ir.Value | None:
+def _negated(value: ir.Value, facts: Facts) -> ir.Value | None:
     """b of Not(b)."""
-    node = value.producer()
-    return node.inputs[0] if node is not None and is_op(node, "Not") else None
+    node = facts.producer(value)
+    return facts.input(node, 0) if is_op(node, "Not") else None
 
 
 def recognise_guard(value: ir.Value, facts: Facts) -> EmptyRowGuard | None:
@@ -101,14 +105,14 @@ def recognise_guard(value: ir.Value, facts: Facts) -> EmptyRowGuard | None:
     if reader is None or not is_op(reader[0], "Where"):
         return None
     where = reader[0]
-    less = None if where.inputs[0] is None else where.inputs[0].producer()
-    if reader[1] != 2 or facts.scalar(where.inputs[1]) != 0 or less is None or not is_op(less, "Less"):
+    less = facts.producer(facts.input(where, 0))
+    if reader[1] != 2 or facts.scalar(facts.input(where, 1)) != 0 or not is_op(less, "Less"):
         return None
-    total = None if less.inputs[0] is None else less.inputs[0].producer()
-    if facts.scalar(less.inputs[1]) != 1 or total is None or not is_op(total, "ReduceSum") or total.inputs[0] is None:
+    total = facts.producer(facts.input(less, 0))
+    if facts.scalar(facts.input(less, 1)) != 1 or not is_op(total, "ReduceSum"):
         return None
-    axes = facts.integers(total.inputs[1]) if len(total.inputs) > 1 else attribute(total, "axes")
-    visible = _before_cast(total.inputs[0])
+    axes = facts.integers(facts.input(total, 1)) if len(total.inputs) > 1 else attribute(total, "axes")
+    visible = _before_cast(facts.input(total, 0), facts)
     rank = facts.rank(visible)
     if axes is None or rank is None or list(axes) not in ([-1], [rank - 1]) or attribute(total, "keepdims") != 1:
         return None
@@ -124,12 +128,10 @@ def recognise_causal(visible: ir.Value, facts: Facts) -> CausalMask | Miss:
 
 
 def _causal(visible: ir.Value, facts: Facts) -> CausalMask | Miss:
-    node = visible.producer()
-    while (
-        node is not None and (is_op(node, "Expand") or _changes_unit_axes(node, facts)) and node.inputs[0] is not None
-    ):
-        node = node.inputs[0].producer()
-    if node is None or not is_op(node, "LessOrEqual", "GreaterOrEqual", "Less", "Greater"):
+    node = facts.producer(visible)
+    while node is not None and (is_op(node, "Expand") or _changes_unit_axes(node, facts)):
+        node = facts.producer(facts.input(node, 0))
+    if not is_op(node, "LessOrEqual", "GreaterOrEqual", "Less", "Greater"):
         found = node.op_type if node is not None else "a graph input"
         return miss("selection-not-causal", visible, "a comparison of key and query positions", found)
     left, right = (None if i is None else _range(i, facts) for i in node.inputs)
@@ -144,17 +146,17 @@ def _causal(visible: ir.Value, facts: Facts) -> CausalMask | Miss:
 
 def _changes_unit_axes(node: ir.Node, facts: Facts) -> bool:
     """Unsqueeze, Squeeze, or Gather of index 0, on axes before the last two."""
-    source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
+    source, result = facts.input(node, 0) if node.inputs else None, node.outputs[0]
     if source is None or facts.rank(source) is None or facts.rank(result) is None:
         return False
     rank = facts.rank(source) or 0
     if is_op(node, "Unsqueeze", "Squeeze"):
-        axes = facts.integers(node.inputs[1]) if len(node.inputs) > 1 else None
+        axes = facts.integers(facts.input(node, 1)) if len(node.inputs) > 1 else None
         length = rank if node.op_type == "Squeeze" else facts.rank(result) or 0
         return axes is not None and all(axis % length < length - 2 for axis in axes)
     if is_op(node, "Gather"):
         axis = facts.axis(node, source, 0)
-        picks = facts.constant(node.inputs[1])
+        picks = facts.constant(facts.input(node, 1))
         return axis is not None and axis < rank - 2 and picks is not None and picks.ndim == 0
     return False
 
@@ -176,20 +178,20 @@ def _range_of(value: ir.Value, facts: Facts) -> _Range | None:
     constant = facts.constant(value)
     if constant is not None:
         return _constant_range(constant)
-    node = value.producer()
+    node = facts.producer(value)
     if node is None:
         return None
     if is_op(node, "Range"):
-        start, limit = facts.symbolic(node.inputs[0]), facts.symbolic(node.inputs[1])
-        if start is None or limit is None or facts.scalar(node.inputs[2]) != 1:
+        start, limit = facts.symbolic(facts.input(node, 0)), facts.symbolic(facts.input(node, 1))
+        if start is None or limit is None or facts.scalar(facts.input(node, 2)) != 1:
             return None
         return _Range(start[0], limit[0] - start[0], -1)
     if is_op(node, "Add"):
         return _shifted(node, facts)
     if is_op(node, "Unsqueeze"):
         return _unsqueezed(node, value, facts)
-    if is_op(node, "Cast") and node.inputs[0] is not None:
-        return _range(node.inputs[0], facts)
+    if is_op(node, "Cast"):
+        return _range(facts.input(node, 0), facts)
     return None
 
 
@@ -206,9 +208,7 @@ def _constant_range(constant: npt.NDArray[np.generic]) -> _Range | None:
 
 def _shifted(node: ir.Node, facts: Facts) -> _Range | None:
     """A range plus a number."""
-    for positions, offset in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
-        if positions is None or offset is None:
-            continue
+    for positions, offset in facts.either_way(node):
         by, along = facts.symbolic(offset), _range(positions, facts)
         if by is not None and len(by) == 1 and along is not None and (facts.rank(offset) or 0) <= 1:
             return _Range(along.start + by[0], along.count, along.axis)
@@ -216,8 +216,8 @@ def _shifted(node: ir.Node, facts: Facts) -> _Range | None:
 
 
 def _unsqueezed(node: ir.Node, value: ir.Value, facts: Facts) -> _Range | None:
-    source, axes, rank = node.inputs[0], facts.integers(node.inputs[1]), facts.rank(value)
-    inner = None if source is None else _range(source, facts)
+    axes, rank = facts.integers(facts.input(node, 1)), facts.rank(value)
+    inner = _range(facts.input(node, 0), facts)
     if inner is None or axes is None or rank is None:
         return None
     if inner.axis is None:
@@ -238,10 +238,10 @@ def recognise_selection(visible: ir.Value, facts: Facts) -> Selection | Miss | N
 
 
 def _selection(visible: ir.Value, facts: Facts) -> Selection | Miss | None:
-    node = visible.producer()
-    if node is None or not is_op(node, "And"):
+    node = facts.producer(visible)
+    if not is_op(node, "And"):
         return None
-    for mask, selected in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+    for mask, selected in facts.either_way(node):
         indices = None if selected is None else _scattered_indices(selected, facts)
         if indices is None or mask is None:
             continue
@@ -256,23 +256,23 @@ def _scattered_indices(selected: ir.Value, facts: Facts) -> ir.Value | None:
     """The indices at which `selected` (B, 1, S, T) is True, as (B, S, K) positions along the last axis."""
     inverted, current = False, selected
     while True:
-        node = current.producer()
-        if node is None or not node.inputs or node.inputs[0] is None:
+        node = facts.producer(current)
+        if node is None or not node.inputs:
             return None
         if is_op(node, "Not"):
-            inverted, current = not inverted, node.inputs[0]
-        elif is_op(node, "Cast") or (is_op(node, "Unsqueeze") and facts.integers(node.inputs[1]) in ([1], [-3])):
-            current = node.inputs[0]
+            inverted, current = not inverted, facts.input(node, 0)
+        elif is_op(node, "Cast") or (is_op(node, "Unsqueeze") and facts.integers(facts.input(node, 1)) in ([1], [-3])):
+            current = facts.input(node, 0)
         else:
             break
     if facts.rank(current) != 3 or not is_op(node, "ScatterElements") or facts.axis(node, current, 0) != 2:
         return None
     if attribute(node, "reduction", b"none") not in ("none", b"none"):
         return None
-    background, written = uniform_value(node.inputs[0], facts), uniform_value(node.inputs[2], facts)
+    background, written = uniform_value(facts.input(node, 0), facts), uniform_value(facts.input(node, 2), facts)
     if background is None or written is None or bool(background) == bool(written) or bool(written) == inverted:
         return None
-    return node.inputs[1]
+    return facts.input(node, 1)
 
 
 def uniform_value(value: ir.Value | None, facts: Facts) -> float | None:
@@ -282,11 +282,11 @@ def uniform_value(value: ir.Value | None, facts: Facts) -> float | None:
     constant = facts.constant(value)
     if constant is not None:
         return float(constant.reshape(-1)[0]) if constant.size and np.all(constant == constant.reshape(-1)[0]) else None
-    node = value.producer()
+    node = facts.producer(value)
     if node is None:
         return None
     if is_op(node, "Expand", "Cast", "Reshape", "Unsqueeze"):
-        return uniform_value(node.inputs[0], facts)
+        return uniform_value(facts.input(node, 0), facts)
     if is_op(node, "ConstantOfShape"):
         filled = attribute(node, "value")
         return 0.0 if filled is None or not hasattr(filled, "numpy") else float(filled.numpy().reshape(-1)[0])
@@ -295,16 +295,16 @@ def uniform_value(value: ir.Value | None, facts: Facts) -> float | None:
 
 def _sorted_by_masked_scores(indices: ir.Value, causal: CausalMask, anchor: ir.Node, facts: Facts) -> Selection | Miss:
     chosen = indices
-    while is_op(chosen.producer(), "Cast"):
-        chosen = _before_cast(chosen)
-    top_k = chosen.producer()
-    if top_k is None or not is_op(top_k, "TopK") or top_k.outputs[1] is not chosen or top_k.inputs[0] is None:
+    while is_op(facts.producer(chosen), "Cast"):
+        chosen = _before_cast(chosen, facts)
+    top_k = facts.producer(chosen)
+    if not is_op(top_k, "TopK") or top_k.outputs[1] is not chosen:
         found = top_k.op_type if top_k is not None else "a graph input"
         return miss("selection-unsorted", chosen, "indices of a TopK", found)
     if attribute(top_k, "sorted") != 1 or attribute(top_k, "largest") != 1 or facts.rank(chosen) != 3:
         return miss("selection-unsorted", top_k, "a sorted TopK of the largest of (B, S, T)", "another TopK")
-    masked = top_k.inputs[0]
-    where = masked.producer()
+    masked = facts.input(top_k, 0)
+    where = facts.producer(masked)
     if where is None or facts.axis(top_k, masked) != 2:
         return miss("selection-unsorted", top_k, "scores masked over the last axis", "other scores")
     hidden, scores = _masked_scores(where, facts)
@@ -318,13 +318,13 @@ def _sorted_by_masked_scores(indices: ir.Value, causal: CausalMask, anchor: ir.N
 
 def _masked_scores(node: ir.Node, facts: Facts) -> tuple[ir.Value | None, ir.Value | None]:
     """(visible, scores) of Where(Not(visible), huge negative, scores), its mirror image, or scores + additive mask."""
-    if is_op(node, "Where") and node.inputs[0] is not None:
-        if _is_huge_negative(node.inputs[1], facts):
-            return _negated(node.inputs[0]), node.inputs[2]
-        if _is_huge_negative(node.inputs[2], facts):
-            return node.inputs[0], node.inputs[1]
+    if is_op(node, "Where"):
+        if _is_huge_negative(facts.input(node, 1), facts):
+            return _negated(facts.input(node, 0), facts), facts.input(node, 2)
+        if _is_huge_negative(facts.input(node, 2), facts):
+            return facts.input(node, 0), facts.input(node, 1)
     if is_op(node, "Add"):
-        for scores, mask in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+        for scores, mask in facts.either_way(node):
             visible = None if mask is None else recognise_additive(mask, facts)
             if visible is not None:
                 return visible, scores

@@ -30,26 +30,26 @@ class Permutation:
 
 def recognise_permutation(top_k: ir.Node, facts: Facts) -> Permutation | Miss | None:
     """The sort that a TopK node is: all of a vector, smallest first, ties by position; None for other TopKs."""
-    keys, count = top_k.inputs[0], facts.symbolic(top_k.inputs[1])
-    if keys is None or attribute(top_k, "largest") != 0 or facts.rank(keys) != 1:
+    keys, count = facts.input(top_k, 0), facts.symbolic(facts.input(top_k, 1))
+    if attribute(top_k, "largest") != 0 or facts.rank(keys) != 1:
         return None
     length = facts.dim(keys, 0)
     if attribute(top_k, "sorted") != 1 or count is None or length is None or not same_dim(count[0], length):
         return None
-    ids = reshaped_from(keys)
+    ids = reshaped_from(keys, facts)
     choices = facts.size(ids, 1) if facts.rank(ids) == 2 else None
     if choices is None:
         return miss("permutation-unrecognised", top_k, "expert ids (N, K) with constant K, flattened", str(ids.shape))
     return Permutation(ids, keys, top_k.outputs[0], top_k.outputs[1], choices, top_k)
 
 
-def reshaped_from(value: ir.Value) -> ir.Value:
+def reshaped_from(value: ir.Value, facts: Facts) -> ir.Value:
     """The value before Reshape, Squeeze, Unsqueeze and Flatten, which keep the order of elements."""
     while True:
-        node = value.producer()
-        if node is None or not is_op(node, "Reshape", "Squeeze", "Unsqueeze", "Flatten") or node.inputs[0] is None:
+        node = facts.producer(value)
+        if not is_op(node, "Reshape", "Squeeze", "Unsqueeze", "Flatten"):
             return value
-        value = node.inputs[0]
+        value = facts.input(node, 0)
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class RowGather:
 
 def gathered_rows(node: ir.Node, facts: Facts) -> RowGather | None:
     """Gather(axis 0) with a vector of indices, or GatherND with indices (M, 1)."""
-    if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
+    if len(node.inputs) < 2:
         return None
-    source, indices = node.inputs[0], node.inputs[1]
+    source, indices = facts.input(node, 0), facts.input(node, 1)
     if is_op(node, "Gather") and facts.axis(node, source, 0) == 0 and facts.rank(indices) == 1:
         return RowGather(source, indices, node.outputs[0])
     if is_op(node, "GatherND") and attribute(node, "batch_dims") == 0 and facts.size(indices, -1) == 1:
-        added = indices.producer()
-        if facts.rank(indices) == 2 and added is not None and is_op(added, "Unsqueeze") and added.inputs[0] is not None:
-            return RowGather(source, added.inputs[0], node.outputs[0])
+        added = facts.producer(indices)
+        if facts.rank(indices) == 2 and is_op(added, "Unsqueeze"):
+            return RowGather(source, facts.input(added, 0), node.outputs[0])
     return None
 
 
@@ -103,24 +103,26 @@ def divided_gathers(order: ir.Value, choices: int, facts: Facts) -> list[RowGath
 
 def recognise_inverse(value: ir.Value, order: ir.Value, facts: Facts) -> bool:
     """Whether a value is the inverse of the permutation `order`: Scatter of 0, 1, .. at `order` over any buffer."""
-    node = value.producer()
-    if node is None or len(node.inputs) < 3 or node.inputs[1] is None:
+    node = facts.producer(value)
+    if node is None or len(node.inputs) < 3:
         return False
-    if attribute(node, "reduction", b"none") not in ("none", b"none") or not _counts_up(node.inputs[2], order, facts):
+    if attribute(node, "reduction", b"none") not in ("none", b"none") or not _counts_up(
+        facts.input(node, 2), order, facts
+    ):
         return False
     if is_op(node, "ScatterND"):
-        added = node.inputs[1].producer()
-        return added is not None and is_op(added, "Unsqueeze") and added.inputs[0] is order
-    return is_op(node, "ScatterElements") and node.inputs[1] is order
+        added = facts.producer(facts.input(node, 1))
+        return is_op(added, "Unsqueeze") and facts.input(added, 0) is order
+    return is_op(node, "ScatterElements") and facts.input(node, 1) is order
 
 
 def _counts_up(value: ir.Value | None, order: ir.Value, facts: Facts) -> bool:
     """Whether a value is 0, 1, .. up to the length of `order`."""
     if value is None:
         return False
-    node = value.producer()
-    if node is None or not is_op(node, "Range"):
+    node = facts.producer(value)
+    if not is_op(node, "Range"):
         return False
-    if facts.scalar(node.inputs[0]) != 0 or facts.scalar(node.inputs[2]) != 1:
+    if facts.scalar(facts.input(node, 0)) != 0 or facts.scalar(facts.input(node, 2)) != 1:
         return False
     return same_dim(facts.dim(value, 0), facts.dim(order, 0))

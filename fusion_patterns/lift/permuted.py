@@ -49,31 +49,31 @@ def _permuted(value: ir.Value, facts: Facts) -> Permuted | None:
 
 
 def _transpose(value: ir.Value, facts: Facts) -> Permuted | None:
-    node = value.producer()
-    if node is None or not is_op(node, "Transpose") or node.inputs[0] is None:
+    node = facts.producer(value)
+    if not is_op(node, "Transpose"):
         return None
     perm = attribute(node, "perm")
     if perm is None:
-        rank = facts.rank(node.inputs[0])
+        rank = facts.rank(facts.input(node, 0))
         if rank is None:
             return None
         perm = tuple(reversed(range(rank)))
-    return Permuted(node.inputs[0], tuple(perm))
+    return Permuted(facts.input(node, 0), tuple(perm))
 
 
 def _folded_transpose(value: ir.Value, facts: Facts) -> Permuted | None:
-    unfold = value.producer()
-    if unfold is None or not is_op(unfold, "Reshape") or unfold.inputs[0] is None:
+    unfold = facts.producer(value)
+    if not is_op(unfold, "Reshape"):
         return None
-    swap = _transpose(unfold.inputs[0], facts)
-    fold = None if swap is None else swap.base.producer()
-    if swap is None or swap.perm != (0, 2, 1) or fold is None or not is_op(fold, "Reshape") or fold.inputs[0] is None:
+    swap = _transpose(facts.input(unfold, 0), facts)
+    fold = None if swap is None else facts.producer(swap.base)
+    if swap is None or swap.perm != (0, 2, 1) or not is_op(fold, "Reshape"):
         return None
-    base = fold.inputs[0]
+    base = facts.input(fold, 0)
     shape = facts.shape(base)
     if shape is None or len(shape) < 3:
         return None
-    folded, unfolded = facts.symbolic(fold.inputs[1]), facts.symbolic(unfold.inputs[1])
+    folded, unfolded = facts.symbolic(facts.input(fold, 1)), facts.symbolic(facts.input(unfold, 1))
     if folded is None or unfolded is None or len(folded) != 3 or len(unfolded) != len(shape):
         return None
     exchanged = [*shape[:-2], shape[-1], shape[-2]]

@@ -51,23 +51,23 @@ def recognise_rope(value: ir.Value, facts: Facts) -> Rope | Miss:
 
 
 def _rope(value: ir.Value, facts: Facts) -> Rope | Miss:
-    node = value.producer()
-    if node is not None and is_op(node, "Concat") and len(node.inputs) == 2:
+    node = facts.producer(value)
+    if is_op(node, "Concat") and len(node.inputs) == 2:
         return _even_odd(node, value, facts)
-    if node is not None and is_op(node, "Add"):
+    if is_op(node, "Add"):
         return _rotate_half(node, value, facts)
     return miss("rope-unrecognised", value, "a rotation", node.op_type if node is not None else "a graph input")
 
 
 def _even_odd(node: ir.Node, value: ir.Value, facts: Facts) -> Rope | Miss:
     rank = facts.rank(value)
-    first, second = (None if i is None else i.producer() for i in node.inputs)
+    first, second = (None if i is None else facts.producer(i) for i in node.inputs)
     if rank is None or facts.axis(node, value) != rank - 1 or not is_op(first, "Sub") or not is_op(second, "Add"):
         return miss("rope-unrecognised", value, "Concat(Sub, Add) over the last axis", "other operators")
     assert first is not None  # is_op has looked at both
     assert second is not None
-    even_cos, odd_sin = _factors(first.inputs[0]), _factors(first.inputs[1])
-    products = [_factors(second.inputs[0]), _factors(second.inputs[1])]
+    even_cos, odd_sin = _factors(facts.input(first, 0), facts), _factors(facts.input(first, 1), facts)
+    products = [_factors(facts.input(second, 0), facts), _factors(facts.input(second, 1), facts)]
     if even_cos is None or odd_sin is None or products[0] is None or products[1] is None:
         return miss("rope-unrecognised", value, "products of halves with cos and sin", "other operators")
     for even, cos in (even_cos, even_cos[::-1]):
@@ -82,7 +82,7 @@ def _even_odd(node: ir.Node, value: ir.Value, facts: Facts) -> Rope | Miss:
 
 
 def _rotate_half(node: ir.Node, value: ir.Value, facts: Facts) -> Rope | Miss:
-    products = [_factors(node.inputs[0]), _factors(node.inputs[1])]
+    products = [_factors(facts.input(node, 0), facts), _factors(facts.input(node, 1), facts)]
     if products[0] is None or products[1] is None:
         return miss("rope-unrecognised", value, "x * cos + rotated(x) * sin", "other operators")
     for direct, crossed in ((products[0], products[1]), (products[1], products[0])):
@@ -118,21 +118,21 @@ def _with_angles(
 
 def _before_head_axis(value: ir.Value, facts: Facts) -> tuple[ir.Value, int] | None:
     """(B, S, D) of a value (B, 1, S, D) or (B, S, 1, D) that Unsqueeze made of it, and the axis of the 1."""
-    node = value.producer()
-    if node is None or not is_op(node, "Unsqueeze") or node.inputs[0] is None or facts.rank(node.inputs[0]) != 3:
+    node = facts.producer(value)
+    if not is_op(node, "Unsqueeze") or facts.rank(facts.input(node, 0)) != 3:
         return None
-    axes = facts.integers(node.inputs[1])
-    return (node.inputs[0], axes[0] % 4) if axes in ([1], [2], [-3], [-2]) else None
+    axes = facts.integers(facts.input(node, 1))
+    return (facts.input(node, 0), axes[0] % 4) if axes in ([1], [2], [-3], [-2]) else None
 
 
 _Product = tuple[ir.Value, ir.Value]
 
 
-def _factors(value: ir.Value | None) -> _Product | None:
-    node = None if value is None else value.producer()
-    if node is None or not is_op(node, "Mul") or node.inputs[0] is None or node.inputs[1] is None:
+def _factors(value: ir.Value, facts: Facts) -> _Product | None:
+    node = facts.producer(value)
+    if not is_op(node, "Mul"):
         return None
-    return node.inputs[0], node.inputs[1]
+    return facts.input(node, 0), facts.input(node, 1)
 
 
 def _is_pair_of_products(left: _Product, right: _Product, one: _Product, other: _Product) -> bool:
@@ -144,38 +144,38 @@ def _is_pair_of_products(left: _Product, right: _Product, one: _Product, other: 
 
 def _every_second(value: ir.Value, first: int, facts: Facts) -> ir.Value | None:
     """x of x[..., first::2]."""
-    node = value.producer()
-    if node is None or not is_op(node, "Slice") or node.inputs[0] is None:
+    node = facts.producer(value)
+    if not is_op(node, "Slice"):
         return None
     parameters, rank = slice_parameters(node, facts), facts.rank(value)
     if parameters is None or rank is None:
         return None
     start, end, axis, step = parameters
-    width = facts.size(node.inputs[0], -1)
+    width = facts.size(facts.input(node, 0), -1)
     whole = width is not None and end >= width
-    return node.inputs[0] if (start, axis % rank, step) == (first, rank - 1, 2) and whole else None
+    return facts.input(node, 0) if (start, axis % rank, step) == (first, rank - 1, 2) and whole else None
 
 
 def _rotated_half(value: ir.Value, facts: Facts) -> ir.Value | None:
     """x of Concat(-x[D/2:], x[:D/2])."""
-    node = value.producer()
+    node = facts.producer(value)
     rank = facts.rank(value)
-    if node is None or not is_op(node, "Concat") or len(node.inputs) != 2 or rank is None:
+    if not is_op(node, "Concat") or len(node.inputs) != 2 or rank is None:
         return None
-    negated = None if node.inputs[0] is None else node.inputs[0].producer()
-    if facts.axis(node, value) != rank - 1 or negated is None or not is_op(negated, "Neg"):
+    negated = facts.producer(facts.input(node, 0))
+    if facts.axis(node, value) != rank - 1 or not is_op(negated, "Neg"):
         return None
-    upper, lower = negated.inputs[0], node.inputs[1]
+    upper, lower = facts.input(negated, 0), facts.input(node, 1)
     x = None if upper is None else _half(upper, rank, facts, upper=True)
     return x if x is not None and lower is not None and _half(lower, rank, facts, upper=False) is x else None
 
 
 def _half(value: ir.Value, rank: int, facts: Facts, *, upper: bool) -> ir.Value | None:
     """x of x[..., D/2:] or x[..., :D/2]: a Slice, or an output of a Split in two."""
-    node = value.producer()
-    if node is None or not node.inputs or node.inputs[0] is None:
+    node = facts.producer(value)
+    if node is None or not node.inputs:
         return None
-    source = node.inputs[0]
+    source = facts.input(node, 0)
     width = facts.size(source, -1)
     if width is None or width % 2 or facts.size(value, -1) != width // 2:
         return None

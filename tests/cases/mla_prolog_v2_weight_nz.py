@@ -134,7 +134,6 @@ def case(
     prolog: Prolog,
     *,
     edit: Callable[[Inputs], None] | None = None,
-    outputs: tuple[str, ...] = (),
     **attributes: Any,
 ) -> Case:
     """A case; `edit` changes the inputs that `build` made."""
@@ -145,7 +144,7 @@ def case(
             edit(inputs)
         return inputs
 
-    return Case(name, OPERATOR, make, attributes, outputs)
+    return Case(name, OPERATOR, make, attributes)
 
 
 def large_activations(inputs: Inputs) -> None:
@@ -246,8 +245,6 @@ def numerics() -> list[Case]:
         case("zero_row", Prolog(), edit=zero_row),
         case("nan_in_skipped_token", Prolog(skipped=(1,)), edit=nan_in_skipped_token),
         case("nan_in_one_token", Prolog(), edit=nan_in_one_token),
-        case("query_only", Prolog(), outputs=("query",)),
-        case("caches_only", Prolog(), outputs=("kv_cache_out", "kr_cache_out")),
     ]
     for name in ALL_WEIGHTS:
         found.append(case(f"only_{name}_packed", Prolog(packed=(name,), dtype=FLOAT16)))

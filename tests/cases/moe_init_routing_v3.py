@@ -20,6 +20,7 @@ INT32 = np.iinfo(np.int32)
 X_TYPES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16, "int8": INT8}
 CUMSUM, COUNT, KEY_VALUE = 0, 1, 2
 GATHER, SCATTER = 0, 1
+REQUIRED = ("expanded_x", "expanded_row_idx")
 OPSET_OF_E8M0 = 24
 Inputs = dict[str, Array]
 
@@ -197,10 +198,9 @@ def ranges_and_counts() -> list[Case]:
     found += [
         case("no_counts", Routing(), expert_tokens_num_flag=0),
         case("no_counts_drop_pad", Routing(), expert_tokens_num_flag=0, drop_pad_mode=1, expert_capacity=2),
-        case("only_rows_listed", Routing(), outputs=("expanded_x",)),
-        case("only_index_listed", Routing(), outputs=("expanded_row_idx",)),
-        case("scale_without_counts", Routing(), scale_per_token, outputs=("expanded_x", "expanded_scale")),
-        case("scale_not_listed", Routing(), scale_per_token, outputs=("expanded_x", "expanded_row_idx")),
+        case("only_rows_listed", Routing(), outputs=REQUIRED),
+        case("scale_without_counts", Routing(), scale_per_token, outputs=(*REQUIRED, "expanded_scale")),
+        case("scale_not_listed", Routing(), scale_per_token, outputs=REQUIRED),
     ]
     return found
 
