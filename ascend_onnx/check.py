@@ -60,8 +60,10 @@ def check(model: str | Path | onnx.ModelProto | ir.Model, target: str = "any") -
 def check_call(call: Call, products: Collection[Product] = tuple(Product), node: str = "") -> list[Finding]:
     """The findings on one call; none if at least one of `products` would launch it.
 
-    The message of a limit that only some of several products have names them.
+    Where some of `products` have the operator, only their limits count. The message of a limit that not all of those
+    have names the ones that do.
     """
+    products = [product for product in products if product in call.operator.products] or products
     broken: dict[Finding, list[Product]] = {}
     for product in products:
         findings = list(_findings(call, product, node))

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from ascend_onnx.functions import attach_functions, strip_functions
 from ascend_onnx.operator import DOMAIN
 from ascend_onnx.storage import load
-from ascend_onnx.tensors import tensor_slots
+from ascend_onnx.tensors import FileMaps, tensor_slots
 
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type", "softmax_precision", "precision"})
 """Integer attributes of standard operators whose value is an element type."""
@@ -89,7 +89,7 @@ def _convert_type_attributes(node: ir.Node) -> None:
 
 def _float_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     def convert() -> ir.TensorProtocol:
-        return ir.Tensor(tensor.numpy().astype(np.float32), name=tensor.name)
+        return ir.Tensor(FileMaps().array(tensor).astype(np.float32), name=tensor.name)
 
     if tensor.nbytes <= _EAGER_BYTES:
         return convert()

@@ -84,7 +84,7 @@ def decode_feeds(model: str | Path, cached_tokens: int) -> Feeds:
 
 
 def median_seconds(session: CpuSession, feeds: Feeds, rounds: int) -> float:
-    """The median time of `rounds` runs after one that does not count."""
+    """The median time of `rounds` consecutive runs, after one that does not count."""
     session.run(feeds)
     return statistics.median(_seconds(session, feeds) for _ in range(rounds))
 

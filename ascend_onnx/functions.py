@@ -69,22 +69,23 @@ def attach_functions(model: str | Path | onnx.ModelProto | ir.Model) -> onnx.Mod
     An `ir.Model` or `ModelProto` is changed in place and returned; a path is loaded. Bodies attached before are
     replaced. Types and ranks that the model does not state are inferred first.
 
-    Raises `InputError` where a type stays unknown or the opset is below 17.
+    Raises `InputError` where a type stays unknown, a node is incomplete or the opset is below 17; no body has been
+    attached or removed then.
     """
     if isinstance(model, onnx.ModelProto):
         attached = attach_functions(ir.from_proto(model))
         _copy_overloads(attached, model)
         return model
     loaded = model if isinstance(model, ir.Model) else load(model)
-    strip_functions(loaded)
     nodes = list(domain_nodes(loaded))
-    if not nodes:
-        return loaded
     _require_types(loaded, nodes)
     opset = loaded.opset_imports.get("", loaded.opset_imports.get("ai.onnx", 0))
-    for node in nodes:
+    bodies = [_body_of(node, opset) for node in nodes]
+    strip_functions(loaded)
+    if not nodes:
+        return loaded
+    for node, body in zip(nodes, bodies, strict=True):
         _trim_outputs(node)
-        body = _body_of(node, opset)
         node.overload = body.overload
         if body.identifier() not in loaded.functions:
             loaded.functions[body.identifier()] = body.clone()
@@ -181,8 +182,17 @@ def _build(call: Call, opset: int) -> ir.Function:
     )
     for value, declared in zip(function.inputs, operator.inputs, strict=True):
         value.name = declared.name  # the builder calls absent ones input_0, input_1, ...
+    for value, result in zip(function.outputs, operator.outputs, strict=False):
+        value.name = result.name
+    _forget_types(function)
     function.overload = _overload(call)
     return function
+
+
+def _forget_types(function: ir.Function) -> None:
+    """What tracing inferred holds for one call; the body serves others, and runtimes infer anew."""
+    for value in (*function.inputs, *(output for node in function for output in node.outputs)):
+        value.type = value.shape = None
 
 
 def _require_types(model: ir.Model, nodes: list[ir.Node]) -> None:

@@ -1,6 +1,7 @@
 """Storage orders of the device, as pure functions on arrays, each with its inverse.
 
-Source: MlaPrologV2WeightNz, NZ weights, RoPE and cache write; aclnnMlaPrologV2WeightNz, cacheMode.
+Source: MlaPrologV2WeightNz, NZ weights, RoPE and cache write; aclnnMlaPrologV2WeightNz, cacheMode;
+aclnnMlaPreprocess, wdqkv, wuq, wuk and deScale0.
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "bits_to_descale",
     "cache_bsnd_to_nz",
     "cache_nz_to_bsnd",
+    "descale_to_bits",
     "fractal_width",
     "half_to_interleaved",
+    "heads_nd_to_nz",
+    "heads_nz_to_nd",
     "interleaved_to_half",
     "join_kv_b",
     "nd_to_nz",
     "nz_to_nd",
     "split_kv_b",
+    "transposed_nd_to_nz",
+    "transposed_nz_to_nd",
 ]
 
 _FRACTAL_HEIGHT = 16
@@ -50,6 +57,54 @@ def nz_to_nd(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         raise ValueError(f"a weight (n / w0, k / 16, 16, w0) was expected, got shape {weight.shape}")
     outer_n, outer_k, height, width = weight.shape
     return np.ascontiguousarray(weight.transpose(1, 2, 0, 3).reshape(outer_k * height, outer_n * width))
+
+
+def transposed_nd_to_nz(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """A weight of MlaPreprocess, (n, k), in its FRACTAL_NZ storage (k / w0, n, w0), w0 = 32 bytes of elements.
+
+    Raises `ValueError` where n is no multiple of 16 or k no multiple of w0.
+    """
+    fractals = nd_to_nz(weight)
+    outer, _, _, width = fractals.shape
+    return fractals.reshape(outer, -1, width)
+
+
+def transposed_nz_to_nd(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """The weight (n, k) from its FRACTAL_NZ storage, (k / w0, n, w0) or (k / w0, n / 16, 16, w0)."""
+    if weight.ndim not in (3, 4):
+        raise ValueError(f"a weight (k / w0, n, w0) or (k / w0, n / 16, 16, w0) was expected, got shape {weight.shape}")
+    lines = weight.reshape(weight.shape[0], -1, weight.shape[-1])
+    outer, n, width = lines.shape
+    return np.ascontiguousarray(lines.transpose(1, 0, 2)).reshape(n, outer * width)
+
+
+def heads_nd_to_nz(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """One matrix (D, Hckv) a head, (N, D, Hckv), in FRACTAL_NZ storage (N, Hckv / w0, D, w0)."""
+    if weight.ndim != 3:
+        raise ValueError(f"a weight (N, D, Hckv) was expected, got shape {weight.shape}")
+    heads, nope, rank = weight.shape
+    width = fractal_width(weight.itemsize)
+    if nope % _FRACTAL_HEIGHT or rank % width:
+        raise ValueError(f"(D, Hckv) must be multiples of ({_FRACTAL_HEIGHT}, {width}), got ({nope}, {rank})")
+    return np.ascontiguousarray(weight.reshape(heads, nope, rank // width, width).transpose(0, 2, 1, 3))
+
+
+def heads_nz_to_nd(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """The weight (N, D, Hckv) from its FRACTAL_NZ storage (N, Hckv / w0, D, w0); inverse of `heads_nd_to_nz`."""
+    if weight.ndim != 4:
+        raise ValueError(f"a weight (N, Hckv / w0, D, w0) was expected, got shape {weight.shape}")
+    heads, outer, nope, width = weight.shape
+    return np.ascontiguousarray(weight.transpose(0, 2, 1, 3)).reshape(heads, nope, outer * width)
+
+
+def descale_to_bits(scale: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Float32 scales in the encoding of the device for float16 input: int64 whose low 32 bits are the float32."""
+    return np.ascontiguousarray(scale, np.float32).view(np.int32).astype(np.int64)
+
+
+def bits_to_descale(bits: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """The float32 scales in the low 32 bits of `bits`; inverse of `descale_to_bits`."""
+    return (bits & 0xFFFFFFFF).astype(np.uint32).view(np.float32)
 
 
 def cache_bsnd_to_nz(cache: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

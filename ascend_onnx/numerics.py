@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript import OpBuilder
 
 __all__ = [
     "attribute",
     "dynamic_quantise",
+    "every_second",
+    "integer_matmul",
     "narrow",
+    "nonzero",
     "opset",
     "quantise",
     "reduce",
     "rms_norm",
     "rotate",
     "rounded",
+    "scatter_rows",
     "widen",
 ]
 
@@ -36,6 +41,7 @@ def opset(op: OpBuilder) -> int:
 def attribute(op: OpBuilder, name: str) -> ir.Value:
     """The value of the function's FLOAT attribute `name`, as a scalar."""
     value: ir.Value = op.Constant(value_float=ir.RefAttr("value_float", name, ir.AttributeType.FLOAT))
+    value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(())  # inference does not follow references
     return value
 
 
@@ -113,3 +119,50 @@ def every_second(op: OpBuilder, x: ir.Value, start: ir.Value | list[int]) -> ir.
     """The lanes `start`, `start + 2`, ... of the last axis."""
     lanes: ir.Value = op.Slice(x, start, [_END], [-1], [2])
     return lanes
+
+
+def integer_matmul(op: OpBuilder, x: ir.Value, weight: ir.Value) -> ir.Value:
+    """The exact int32 product of int8 tensors, `x` (..., k) and `weight` (k, n).
+
+    ONNX Runtime multiplies int8 by int8 in scalar code, and uint8 by int8 on some processors with an instruction that
+    saturates; uint8 by uint8 is vectorised and exact everywhere. So both factors are shifted by 128, which the zero
+    points take back. For a constant weight the shift is folded away.
+    """
+    zero_point = op.Constant(value=ir.tensor(np.array(128, np.uint8)))
+    product: ir.Value = op.MatMulInteger(_shifted(op, x), _shifted(op, weight), zero_point, zero_point)
+    return product
+
+
+def _shifted(op: OpBuilder, x: ir.Value) -> ir.Value:
+    shifted: ir.Value = op.Cast(op.Add(op.Cast(x, to=ir.DataType.INT32), 128), to=ir.DataType.UINT8)
+    return shifted
+
+
+def scatter_rows(
+    op: OpBuilder,
+    cache: ir.Value,
+    slots: ir.Value,
+    rows: ir.Value,
+    *,
+    block_size: ir.Value | None = None,
+    lanes: int | None = None,
+) -> ir.Value:
+    """A paged cache with `rows` (K, H) written at `slots` (K), int64, each slot valid.
+
+    Slot p is row p of the cache seen as (BlockNum * BlockSize, H). With `lanes` and `block_size` (1) every block is
+    stored as (H / lanes, BlockSize, lanes) instead.
+    """
+    index = op.Unsqueeze(slots, [-1])
+    width = op.Shape(rows, start=-1)
+    if lanes is not None:
+        # Piece f of the row for slot p is line (p / BlockSize * (H / lanes) + f) * BlockSize + p % BlockSize of the
+        # cache seen as lines of `lanes` elements.
+        pieces = op.Div(width, [lanes])
+        piece = op.Range(0, op.Squeeze(pieces, [0]), 1)
+        line = op.Add(op.Mul(op.Div(index, block_size), pieces), piece)
+        index = op.Unsqueeze(op.Add(op.Mul(line, block_size), op.Mod(index, block_size)), [-1])
+        width = op.Constant(value_ints=[lanes])
+        rows = op.Reshape(rows, op.Concat([-1], pieces, width, axis=0))
+    lines = op.Reshape(cache, op.Concat([-1], width, axis=0))
+    written: ir.Value = op.Reshape(op.ScatterND(lines, index, rows), op.Shape(cache), allowzero=1)
+    return written

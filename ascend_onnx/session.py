@@ -18,7 +18,7 @@ from google.protobuf.message import EncodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
 
 from ascend_onnx.errors import ExecutionError, InputError
-from ascend_onnx.tensors import TensorSlot, tensor_slots, tensors_replaced
+from ascend_onnx.tensors import FileMaps, TensorSlot, placeholder, tensor_slots, tensors_replaced
 
 _RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     runtime_errors.Fail,
@@ -138,6 +138,7 @@ class CpuSession:
         """The model's bytes without its large weights, which are handed to the session options instead."""
         handed: dict[str, onnxruntime.OrtValue] = {}
         replacements: list[tuple[TensorSlot, ir.TensorProtocol]] = []
+        files = FileMaps()
         for slot in tensor_slots(model):
             tensor, value = slot.tensor, slot.initializer
             external = isinstance(tensor, ir.ExternalTensor)
@@ -145,10 +146,10 @@ class CpuSession:
                 continue
             whole_bytes = tensor.dtype.bitwidth >= 8 and tensor.nbytes > 0
             if value is not None and value.name and slot.in_main_graph and whole_bytes:
-                array = np.asarray(tensor.numpy(), order="C")
+                array = np.require(files.array(tensor), requirements=["C", "A"])
                 self._weights.append(array)
                 handed[value.name] = _wrapped(array, tensor.dtype)
-                replacements.append((slot, _placeholder(tensor, value.name)))
+                replacements.append((slot, placeholder(tensor, value.name)))
             elif external:
                 replacements.append((slot, _inlined(tensor)))
         if handed:
@@ -162,17 +163,6 @@ class CpuSession:
                 f"the model in memory cannot be serialised: {error}; save it and run the file"
             ) from None
         return serialised
-
-
-def _placeholder(tensor: ir.TensorProtocol, name: str) -> ir.ExternalTensor:
-    return ir.ExternalTensor(
-        location="in-memory",
-        offset=0,
-        length=tensor.nbytes,
-        dtype=tensor.dtype,
-        shape=ir.Shape(tensor.shape.numpy()),
-        name=name,
-    )
 
 
 def _inlined(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

@@ -12,27 +12,22 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import IO, Any, Literal, Protocol, get_args, runtime_checkable
+from typing import IO, Literal, get_args
 
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 
 from ascend_onnx.errors import InputError
-from ascend_onnx.tensors import TensorSlot, external_path, tensor_slots, tensors_replaced
+from ascend_onnx.external_data import DataLayout, data_path, plan_layout, write_data
+from ascend_onnx.tensors import TensorSlot, tensors_replaced
 
 ExternalDataMode = Literal["auto", "link", "copy"]
 EXTERNAL_DATA_MODES: tuple[str, ...] = get_args(ExternalDataMode)
 
 MINIMUM_OPSET = 17
 """The oldest default-domain opset that function bodies can be written for."""
-
-_INLINE_BYTES = 1024  # smaller tensors stay in the model file: most are shapes and scalars, which readers want at hand
-_SINGLE_FILE_BYTES = 256 << 20  # a model without external data stays one file up to here; protobuf itself ends at 2 GB
-_ALIGNMENT = 4096  # the ONNX format asks for page-aligned offsets, so that runtimes can map tensors into memory
-_CHUNK_BYTES = 16 << 20
 
 
 # ---------------------------------------------------------------------------------------------------------------- load
@@ -208,8 +203,8 @@ def save(
         raise InputError(f"cannot write {target}: there is no folder {target.parent}; create it first")
     if target.is_dir():
         raise InputError(f"cannot write {target}: it is a folder; name a file in it")
-    layout = _plan(model, target, source, external_data)
-    _require_no_clash(layout, target)
+    layout = plan_layout(model, target, source, external_data)
+    _require_no_clash(layout, target, source)
     try:
         _write(model, layout, target)
     except OSError as error:
@@ -218,105 +213,37 @@ def save(
         raise InputError(f"cannot write {target}: {error}; a protobuf file ends at 2 GB, nothing was changed") from None
 
 
-@runtime_checkable
-class _Streamable(Protocol):
-    """A tensor that can write its bytes to a file without a second copy in memory."""
-
-    def tofile(self, file: Any) -> None: ...
-
-
-@dataclass
-class _Region:
-    """A stretch of an existing data file that is copied in one piece, and the tensors whose bytes lie in it."""
-
-    file: Path
-    start: int
-    end: int
-    members: list[tuple[TensorSlot, int]] = field(default_factory=list)
-
-
-@dataclass
-class _Layout:
-    """Where tensors go that do not stay as they are, be it in the model file or as a link to the same external data."""
-
-    linked: list[tuple[TensorSlot, ir.ExternalTensor]] = field(default_factory=list)
-    copied: list[_Region] = field(default_factory=list)
-    written: list[list[TensorSlot]] = field(default_factory=list)  # slots that share one tensor are one entry
-    sources: set[Path] = field(default_factory=set)  # every file that an external tensor of the model lives in
-
-    @property
-    def needs_data_file(self) -> bool:
-        return bool(self.copied or self.written)
-
-
-def _plan(model: ir.Model, target: Path, source: Path | None, mode: str) -> _Layout:
-    layout = _Layout()
-    external: list[tuple[TensorSlot, ir.ExternalTensor]] = []
-    in_memory: dict[int, list[TensorSlot]] = {}
-    for slot in tensor_slots(model):
-        if isinstance(slot.tensor, ir.ExternalTensor):
-            external.append((slot, slot.tensor))
-        elif slot.initializer is not None and slot.tensor.dtype != ir.DataType.STRING:
-            in_memory.setdefault(id(slot.tensor), []).append(slot)
-    folder = target.parent.resolve()
-    may_link = mode == "link" or (mode == "auto" and (source is None or Path(source).resolve().parent == folder))
-    to_copy: list[tuple[TensorSlot, ir.ExternalTensor]] = []
-    files: dict[str, Path] = {}
-    for slot, tensor in external:
-        file = files.setdefault(tensor.path, external_path(tensor))
-        if may_link and file.is_relative_to(folder):
-            if folder.joinpath(tensor.location) != file:  # the same file under another relative path
-                layout.linked.append((slot, _moved(tensor, file.relative_to(folder), tensor.offset, target)))
-        elif mode == "link":
-            raise InputError(
-                f"cannot link the data of tensor {tensor.name!r}: it is in {file}, but ONNX wants it at or below "
-                f"{folder}, the folder of the new model; save there, or copy the data"
-            )
-        else:
-            to_copy.append((slot, tensor))
-    layout.sources = set(files.values())
-    layout.copied = _regions(to_copy, files)
-    if external or sum(slots[0].tensor.nbytes for slots in in_memory.values()) > _SINGLE_FILE_BYTES:
-        layout.written = [slots for slots in in_memory.values() if slots[0].tensor.nbytes >= _INLINE_BYTES]
-    return layout
-
-
-def _regions(tensors: Sequence[tuple[TensorSlot, ir.ExternalTensor]], files: dict[str, Path]) -> list[_Region]:
-    """Tensors to copy, joined where their bytes overlap: a stacked weight and its slices are copied once."""
-    regions: list[_Region] = []
-    for slot, tensor in sorted(tensors, key=lambda entry: (entry[1].path, entry[1].offset or 0)):
-        start = tensor.offset or 0
-        end = start + (tensor.length or tensor.nbytes)
-        last = regions[-1] if regions else None
-        if last is None or last.file != files[tensor.path] or start >= last.end:
-            last = _Region(files[tensor.path], start, end)
-            regions.append(last)
-        last.end = max(last.end, end)
-        last.members.append((slot, start - last.start))
-    return regions
-
-
-def _require_no_clash(layout: _Layout, target: Path) -> None:
-    written = {target.resolve(): str(target)}
+def _require_no_clash(layout: DataLayout, target: Path, source: Path | None) -> None:
+    """Neither the model's own data nor that of the file it came from is written over."""
+    written = {target.resolve(): target}
+    in_use = set(layout.sources)
     if layout.needs_data_file:
-        data = _data_path(target)
+        data = data_path(target)
         if data.is_dir():
             raise InputError(f"cannot write weights to {data}: it is a folder; choose another output name")
-        written[data.resolve()] = str(data)
+        written[data.resolve()] = data
+        if data.exists() and source is not None and Path(source).is_file():
+            in_use |= _data_files(Path(source))  # lazy tensors may still be computed from them
     for file, name in written.items():
-        if file in layout.sources:
+        if file in in_use:
             raise InputError(
                 f"cannot write to {name}: the model's own weights are stored there; choose another output name"
             )
 
 
-def _write(model: ir.Model, layout: _Layout, target: Path) -> None:
+def _data_files(path: Path) -> set[Path]:
+    proto = _parse(path)
+    entries = (entry for tensor in _external_tensors(proto) for entry in tensor.external_data)
+    return {(path.parent / entry.value).resolve() for entry in entries if entry.key == "location"}
+
+
+def _write(model: ir.Model, layout: DataLayout, target: Path) -> None:
     temporary_model, temporary_data = _temporary(target, "model"), _temporary(target, "data")
     try:
         replacements: list[tuple[TensorSlot, ir.TensorProtocol]] = list(layout.linked)
         if layout.needs_data_file:
             with open(temporary_data, "xb") as file:
-                replacements.extend(_write_data(layout, file, target))
+                replacements.extend(write_data(layout, file, target))
                 _flush_to_disk(file)
         with tensors_replaced(replacements):
             proto = ir.to_proto(model)
@@ -334,7 +261,7 @@ def _write(model: ir.Model, layout: _Layout, target: Path) -> None:
 
 def _put_both_in_place(temporary_model: Path, temporary_data: Path, target: Path) -> None:
     """Renames the data file, then the model; a model file that stays because of an error keeps its data file too."""
-    data, old_data = _data_path(target), _temporary(target, "old")
+    data, old_data = data_path(target), _temporary(target, "old")
     had_data = data.exists()
     if had_data:
         data.rename(old_data)
@@ -352,69 +279,9 @@ def _put_both_in_place(temporary_model: Path, temporary_data: Path, target: Path
             data.unlink(missing_ok=True)
 
 
-def _write_data(layout: _Layout, file: IO[bytes], target: Path) -> Iterator[tuple[TensorSlot, ir.TensorProtocol]]:
-    """Writes the data file and yields each slot with the external tensor that now holds its bytes."""
-    location = _data_path(target).name
-    for region in layout.copied:
-        start = _align(file)
-        _copy(region, file)
-        for slot, offset in region.members:
-            yield slot, _moved(slot.tensor, location, start + offset, target)
-    for slots in layout.written:
-        start = _align(file)
-        tensor = slots[0].tensor
-        if isinstance(tensor, _Streamable):
-            tensor.tofile(file)
-        else:
-            file.write(tensor.tobytes())
-        if file.tell() - start != tensor.nbytes:
-            raise OSError(
-                f"tensor {tensor.name!r} gave {file.tell() - start} bytes, but its shape needs {tensor.nbytes}"
-            )
-        for slot in slots:
-            yield slot, _moved(slot.tensor, location, start, target)
-
-
-def _moved(tensor: ir.TensorProtocol, location: str | PurePath, offset: int | None, target: Path) -> ir.ExternalTensor:
-    """The same tensor, with its bytes at another place."""
-    return ir.ExternalTensor(
-        location=PurePath(location).as_posix(),
-        offset=offset,
-        length=tensor.nbytes,
-        dtype=tensor.dtype,
-        shape=ir.Shape(tensor.shape.numpy()),
-        name=tensor.name or "",
-        doc_string=tensor.doc_string,
-        metadata_props=dict(tensor.metadata_props),
-        base_dir=target.parent,
-    )
-
-
-def _copy(region: _Region, target: IO[bytes]) -> None:
-    with open(region.file, "rb") as source:
-        source.seek(region.start)
-        left = region.end - region.start
-        while left:
-            chunk = source.read(min(left, _CHUNK_BYTES))
-            if not chunk:
-                raise OSError(f"{region.file} ends {left} bytes before the end of the weights in it")
-            target.write(chunk)
-            left -= len(chunk)
-
-
-def _align(file: IO[bytes]) -> int:
-    """Pads to the next aligned offset and returns it."""
-    file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-    return file.tell()
-
-
 def _flush_to_disk(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _data_path(target: Path) -> Path:
-    return target.with_name(target.name + ".data")
 
 
 def _temporary(target: Path, kind: str) -> Path:

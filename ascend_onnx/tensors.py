@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["TensorSlot", "external_path", "tensor_slots", "tensors_replaced"]
+__all__ = [
+    "FileMaps",
+    "TensorSlot",
+    "external_path",
+    "placeholder",
+    "proto_without_data",
+    "tensor_slots",
+    "tensors_replaced",
+]
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,7 +18,11 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+import onnx
 import onnx_ir as ir
+
+_SMALL_BYTES = 4096  # shape arithmetic and scalars, which shape inference reads
 
 
 @dataclass(frozen=True)
@@ -56,9 +68,50 @@ def tensors_replaced(replacements: Iterable[tuple[TensorSlot, ir.TensorProtocol]
             slot.put(slot.tensor)
 
 
+def placeholder(tensor: ir.TensorProtocol, name: str) -> ir.ExternalTensor:
+    """An external tensor of the same type and shape whose data lies in no file."""
+    return ir.ExternalTensor(
+        location="in-memory",
+        offset=0,
+        length=tensor.nbytes,
+        dtype=tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=name,
+    )
+
+
+def proto_without_data(model: ir.Model) -> onnx.ModelProto:
+    """The model as a proto in which placeholders stand for all but small tensors, so that it is small itself."""
+    large = [
+        (slot, placeholder(slot.tensor, slot.tensor.name or ""))
+        for slot in tensor_slots(model)
+        if slot.tensor.nbytes > _SMALL_BYTES and not isinstance(slot.tensor, ir.ExternalTensor)
+    ]
+    with tensors_replaced(large):
+        return ir.to_proto(model)
+
+
 def external_path(tensor: ir.ExternalTensor) -> Path:
     """The file that holds an external tensor, as an absolute path without links."""
     return Path(tensor.path).resolve()
+
+
+class FileMaps:
+    """Values of many external tensors at once: each file is mapped into memory, and kept open, one time only."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, np.memmap] = {}
+
+    def array(self, tensor: ir.TensorProtocol) -> np.ndarray:
+        """The tensor's values; those of an external tensor are read from the file whenever they are used."""
+        if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth < 8 or not tensor.nbytes:
+            return tensor.numpy()
+        file = external_path(tensor)
+        if file not in self._maps:
+            self._maps[file] = np.memmap(file, np.uint8, "r")
+        start = tensor.offset or 0
+        values = self._maps[file][start : start + tensor.nbytes].view(tensor.dtype.numpy())
+        return values.reshape(tensor.shape.numpy())
 
 
 def _put_initializer(value: ir.Value) -> Callable[[ir.TensorProtocol], None]:

@@ -125,11 +125,13 @@ def verify(
     else:
         every_rule = {**infer_rules(loaded), **(rules or {})}
         sizes = choose_dimensions(loaded, dims, sets=sets, rules=every_rule)
-        plan = _Plan(to_float32(loaded) if converted else loaded, every_rule, sizes, frozenset(dims or ()), seed)
+        plan = _Plan(
+            runnable if isinstance(runnable, ir.Model) else loaded, every_rule, sizes, frozenset(dims or ()), seed
+        )
         relations = plan.relations(session)
         input_sets = list(plan.input_sets(relations))
         expected = [session.run(entry.feeds) for entry in input_sets]
-    del session, runnable  # its weights, before the other model's come
+    del session  # its weights, before the other model's come
     try:
         fused_session = CpuSession(_runnable(fused, loaded_fused, converted))
         actual = [fused_session.run(entry.feeds) for entry in input_sets]

@@ -11,8 +11,16 @@ import onnx_ir as ir
 
 from fusion_patterns.emit import Emitter
 from fusion_patterns.graph import Dimension, static
+from fusion_patterns.lift.attention import Attention
 
-__all__ = ["LatentQuery", "Tokens", "expand_values", "latent_attention"]
+__all__ = [
+    "LatentQuery",
+    "Tokens",
+    "expand_values",
+    "interleave",
+    "latent_attention",
+    "without_head_axis",
+]
 
 
 @dataclass(frozen=True)
@@ -44,33 +52,35 @@ def latent_attention(
     q: LatentQuery,
     latent: ir.Value,
     rotated: ir.Value,
-    scale: float,
-    mask: ir.Value | None,
+    attention: Attention,
 ) -> ir.Value:
-    """The weighted latents (B, S, N, 512) of keys `latent` (B, 1, T, 512) and `rotated` (B, 1, T, 64).
+    """The weighted latents (B, S, N, 512) of keys `latent` (B, 1, T, 512) or (B, T, 512) and `rotated`, 64 wide.
 
     All heads share their keys, so the heads of one token are rows of one product (B, S * N, T): no key is expanded.
-    `mask` broadcasts to (B, N, S, T) and is added to the scores.
+    Softmax and what goes into it are float32, as the NPU computes them: a scale or a mask rounded to bfloat16 is not
+    the one the original graph meant.
     """
     rows = _rows(emit, tokens)
-    keys = emit.op("Squeeze", latent, emit.integers([1]), shape=_without_axis_1(latent))
-    rotated_keys = emit.op("Squeeze", rotated, emit.integers([1]), shape=_without_axis_1(rotated))
+    keys, rotated_keys = without_head_axis(emit, latent), without_head_axis(emit, rotated)
     scores = emit.op(
         "Add",
         _scores(emit, tokens, rows, q.query, keys),
         _scores(emit, tokens, rows, q.query_rope, rotated_keys),
         shape=(tokens.b, tokens.s * tokens.n, tokens.t),
     )
-    assert scores.dtype is not None  # every operand has the layer's float type
-    scores = emit.op("Mul", scores, emit.scalar(scale, scores.dtype), shape=_dims(scores))
-    if mask is not None:
-        per_head = emit.op("Reshape", scores, _score_shape(emit, tokens), shape=_score_dims(tokens))
-        per_head = emit.op("Add", per_head, _tokens_first(emit, mask), shape=_score_dims(tokens))
-        per_head = emit.op("Softmax", per_head, axis=-1, shape=_score_dims(tokens))
+    scores = _cast(emit, scores, ir.DataType.FLOAT)
+    scores = emit.op("Mul", scores, emit.scalar(attention.scale, ir.DataType.FLOAT), shape=_dims(scores))
+    if attention.mask is not None:
+        scores = _masked(emit, tokens, scores, attention.mask, attention.heads_first)
+    weights = emit.op("Softmax", scores, axis=-1, shape=_dims(scores))
+    if attention.empty_rows_zero:
+        empty = emit.op("IsNaN", weights, dtype=ir.DataType.BOOL, shape=_dims(weights))
+        zero = emit.scalar(0.0, ir.DataType.FLOAT)
+        weights = emit.op("Where", empty, zero, weights, dtype=ir.DataType.FLOAT, shape=_dims(weights))
+    if attention.mask is not None:
         flat = emit.op("Concat", rows, emit.integers([-1]), axis=0, shape=[3])
-        weights = emit.op("Reshape", per_head, flat, shape=_dims(scores))
-    else:
-        weights = emit.op("Softmax", scores, axis=-1, shape=_dims(scores))
+        weights = emit.op("Reshape", weights, flat, shape=(tokens.b, tokens.s * tokens.n, tokens.t))
+    weights = _cast(emit, weights, keys.dtype or ir.DataType.FLOAT)
     width = _dims(keys)[2]
     context = emit.op("MatMul", weights, keys, shape=(tokens.b, tokens.s * tokens.n, width))
     return emit.op(
@@ -78,12 +88,30 @@ def latent_attention(
     )
 
 
-def expand_values(emit: Emitter, tokens: Tokens, context: ir.Value, weight_uv: ir.Value) -> ir.Value:
-    """(B, N, S, Dv): weighted latents `context` (B, S, N, 512) through W_UV (N, 512, Dv), one product per head."""
+def _cast(emit: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    return value if value.dtype == dtype else emit.op("Cast", value, to=dtype, dtype=dtype, shape=_dims(value))
+
+
+def _masked(emit: Emitter, tokens: Tokens, scores: ir.Value, mask: ir.Value, heads_first: bool) -> ir.Value:
+    """Scores (B, S * N, T) as (B, S, N, T), plus the mask."""
+
+    def build() -> ir.Value:
+        return _cast(emit, _tokens_before_heads(emit, mask) if heads_first else mask, ir.DataType.FLOAT)
+
+    added = emit.shared(("mask", mask, heads_first), build)
+    dims = (tokens.b, tokens.s, tokens.n, tokens.t)
+    per_head = emit.op("Reshape", scores, _score_shape(emit, tokens), shape=dims)
+    return emit.op("Add", per_head, added, shape=dims)
+
+
+def expand_values(
+    emit: Emitter, tokens: Tokens, context: ir.Value, weight_uv: ir.Value, *, heads_first: bool
+) -> ir.Value:
+    """(B, N, S, Dv) or (B, S, N, Dv): `context` (B, S, N, 512) through W_UV (N, 512, Dv), one product per head."""
     b, s, n = tokens.b, tokens.s, tokens.n
     _, rank, size = static(weight_uv.shape)
-    heads_first = emit.op("Transpose", context, perm=[2, 0, 1, 3], shape=(n, b, s, rank))
-    rows = emit.op("Reshape", heads_first, emit.integers([n, -1, rank]), shape=(n, b * s, rank))
+    per_head = emit.op("Transpose", context, perm=[2, 0, 1, 3], shape=(n, b, s, rank))
+    rows = emit.op("Reshape", per_head, emit.integers([n, -1, rank]), shape=(n, b * s, rank))
     values = emit.op("MatMul", rows, weight_uv, shape=(n, b * s, size))
     target = emit.shared(
         ("per head", tokens.batch, tokens.length, n, size),
@@ -92,7 +120,9 @@ def expand_values(emit: Emitter, tokens: Tokens, context: ir.Value, weight_uv: i
         ),
     )
     per_token = emit.op("Reshape", values, target, shape=(n, b, s, size))
-    return emit.op("Transpose", per_token, perm=[1, 0, 2, 3], shape=(b, n, s, size))
+    if heads_first:
+        return emit.op("Transpose", per_token, perm=[1, 0, 2, 3], shape=(b, n, s, size))
+    return emit.op("Transpose", per_token, perm=[1, 2, 0, 3], shape=(b, s, n, size))
 
 
 def _rows(emit: Emitter, tokens: Tokens) -> ir.Value:
@@ -132,11 +162,7 @@ def _score_shape(emit: Emitter, tokens: Tokens) -> ir.Value:
     return value
 
 
-def _score_dims(tokens: Tokens) -> tuple[Dimension, ...]:
-    return (tokens.b, tokens.s, tokens.n, tokens.t)
-
-
-def _tokens_first(emit: Emitter, mask: ir.Value) -> ir.Value:
+def _tokens_before_heads(emit: Emitter, mask: ir.Value) -> ir.Value:
     """A mask that broadcasts to (B, N, S, T) as one that broadcasts to (B, S, N, T); shared by all its readers."""
 
     def build() -> ir.Value:
@@ -157,6 +183,19 @@ def _dims(value: ir.Value) -> tuple[Dimension, ...]:
     return tuple(value.shape)
 
 
-def _without_axis_1(value: ir.Value) -> tuple[Dimension, ...]:
-    b, _, t, width = _dims(value)
-    return (b, t, width)
+def without_head_axis(emit: Emitter, rows: ir.Value) -> ir.Value:
+    """(B, T, H) of (B, 1, T, H); as it is where it has no head axis."""
+    dims = _dims(rows)
+    return rows if len(dims) == 3 else emit.op("Squeeze", rows, emit.integers([1]), shape=(dims[0], *dims[2:]))
+
+
+def interleave(emit: Emitter, rotated: ir.Value) -> ir.Value:
+    """Rotated features (.., D) in half order, put next to each other in pairs."""
+    dims = _dims(rotated)
+    width = dims[-1]
+    assert isinstance(width, int)  # the split sizes have been looked at
+    keep = [0] * (len(dims) - 1)
+    halves = emit.op("Reshape", rotated, emit.integers([*keep, 2, width // 2]), shape=(*dims[:-1], 2, width // 2))
+    perm = [*range(len(keep)), len(keep) + 1, len(keep)]
+    pairs = emit.op("Transpose", halves, perm=perm, shape=(*dims[:-1], width // 2, 2))
+    return emit.op("Reshape", pairs, emit.integers([*keep, width]), shape=dims)

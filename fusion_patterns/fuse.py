@@ -15,13 +15,13 @@ from ascend_onnx.errors import InputError
 from ascend_onnx.functions import attach_functions
 from ascend_onnx.operator import Product
 from ascend_onnx.operators import OPERATORS
-from ascend_onnx.schema import infer_types
 from ascend_onnx.storage import load
 from fusion_patterns.engine import Candidate, Decisions, Fusion, Match, apply, decide, timed
 from fusion_patterns.miss import Miss, miss
 from fusion_patterns.mla_prolog import MlaProlog
 from fusion_patterns.moe_init_routing import MoeInitRouting
 from fusion_patterns.report import KvCache, Report
+from fusion_patterns.shapes import complete_shapes
 from fusion_patterns.validate import sample, validate
 
 __all__ = ["ASSUMPTIONS", "FUSIONS", "find", "fuse"]
@@ -128,8 +128,7 @@ def _fuse(model: ir.Model, options: _Options) -> Report:
 
 
 def _decide(model: ir.Model, options: _Options) -> Decisions:
-    if any(output.shape is None for node in model.graph for output in node.outputs if output.name != ""):
-        infer_types(model)
+    complete_shapes(model)
     fusions = [f for f in FUSIONS if options.only is None or options.only in f.operators]
     decisions = decide(model.graph, fusions)
     if options.target != "any":

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-__all__ = ["Dimension", "ABSENT", "Facts", "attribute", "is_op", "only_reader", "same_dim", "static"]
+__all__ = ["ABSENT", "Dimension", "Facts", "attribute", "is_op", "only_reader", "same_dim", "static"]
 
 _T = TypeVar("_T")
 
@@ -100,6 +100,10 @@ class Facts:
         value = node.inputs[index] if index < len(node.inputs) else None
         return ABSENT if value is None else self.plain(value)
 
+    def has(self, node: ir.Node, index: int) -> bool:
+        """Whether a node is given the optional input at `index`."""
+        return index < len(node.inputs) and node.inputs[index] is not None
+
     def either_way(self, node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]]:
         """The two operands of a commutative node in both orders."""
         left, right = self.input(node, 0), self.input(node, 1)
@@ -132,14 +136,19 @@ class Facts:
     def scalar(self, value: ir.Value | None) -> float | None:
         """The value of a constant with one element, else None."""
         array = self.constant(value)
-        return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+        if array is None:
+            computed = self.integers(value)
+            return float(computed[0]) if computed is not None and len(computed) == 1 else None
+        return float(array.reshape(-1)[0]) if array.size == 1 else None
 
     def integers(self, value: ir.Value | None) -> list[int] | None:
-        """A constant integer tensor as a flat list, else None."""
+        """A constant integer scalar or vector as a list, also where shape arithmetic computes it; else None."""
         array = self.constant(value)
-        if array is None or not np.issubdtype(array.dtype, np.integer):
-            return None
-        return [int(i) for i in array.reshape(-1)]
+        if array is None:
+            computed = self.symbolic(value)
+            known = [dim for dim in computed or [] if isinstance(dim, int)]
+            return known if computed is not None and len(known) == len(computed) else None
+        return [int(i) for i in array.reshape(-1)] if np.issubdtype(array.dtype, np.integer) else None
 
     def shape(self, value: ir.Value) -> tuple[Dimension, ...] | None:
         """The shape, None when the rank is unknown. Dimensions about which nothing is known are nameless symbols."""
@@ -191,7 +200,7 @@ def _unchanged(value: ir.Value, facts: Facts) -> ir.Value | None:
     """The input that a node passes on as it is.
 
     1. Identity.
-    2. Cast to the type it has.
+    2. Cast and CastLike to the type it has.
     3. Mul or Div by 1, Add or Sub of 0, where that broadcasts nothing.
     4. Expand and Reshape to the shape it has.
     """
@@ -201,8 +210,9 @@ def _unchanged(value: ir.Value, facts: Facts) -> ir.Value | None:
     source = node.inputs[0]
     if node.op_type == "Identity":
         return source
-    if node.op_type == "Cast":
-        return source if source.dtype is not None and attribute(node, "to") == source.dtype else None
+    if node.op_type in ("Cast", "CastLike"):
+        target = attribute(node, "to") if node.op_type == "Cast" else value.dtype
+        return source if source.dtype is not None and target == source.dtype else None
     if node.op_type in ("Expand", "Reshape"):
         return source if _same_shape(facts.shape(source), facts.shape(value)) else None
     neutral = 1 if node.op_type in ("Mul", "Div") else 0
@@ -219,7 +229,7 @@ def _unchanged(value: ir.Value, facts: Facts) -> ir.Value | None:
     return None
 
 
-_MAY_CHANGE_NOTHING = ("Identity", "Cast", "Mul", "Div", "Add", "Sub", "Expand", "Reshape")
+_MAY_CHANGE_NOTHING = ("Identity", "Cast", "CastLike", "Mul", "Div", "Add", "Sub", "Expand", "Reshape")
 
 
 def _same_shape(left: tuple[Dimension, ...] | None, right: tuple[Dimension, ...] | None) -> bool:
@@ -228,12 +238,13 @@ def _same_shape(left: tuple[Dimension, ...] | None, right: tuple[Dimension, ...]
     return all(same_dim(a, b) for a, b in zip(left, right, strict=True))
 
 
-def _constant(value: ir.Value, _: Facts) -> np.ndarray[Any, Any] | None:
+def _constant(value: ir.Value, facts: Facts) -> np.ndarray[Any, Any] | None:
     tensor = value.const_value
     node = value.producer()
     if tensor is None and is_op(node, "Constant"):
-        assert node is not None
         return _constant_node(node)
+    if tensor is None and is_op(node, *_FOLDED):
+        return _folded(node, facts)
     if tensor is None or (node is None and not value.is_initializer()) or value.is_graph_input():
         return None
     return tensor.numpy() if tensor.size <= _SMALL else None
@@ -250,11 +261,36 @@ def _constant_node(node: ir.Node) -> np.ndarray[Any, Any] | None:
     return None
 
 
+def _folded(node: ir.Node, facts: Facts) -> np.ndarray[Any, Any] | None:
+    """Arithmetic on constants that an exporter left to the runtime."""
+    operands = [facts.constant(value) for value in node.inputs]
+    if node.op_type == "CastLike" and operands[0] is not None and node.outputs[0].dtype is not None:
+        return operands[0].astype(node.outputs[0].dtype.numpy())
+    known = [operand for operand in operands if operand is not None]
+    if len(known) != len(operands):
+        return None
+    result: np.ndarray[Any, Any] = np.asarray(_FOLDED[node.op_type](*known), known[0].dtype)
+    return result
+
+
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "Sqrt": np.sqrt,
+    "Reciprocal": np.reciprocal,
+    "Neg": np.negative,
+    "Mul": np.multiply,
+    "Div": lambda a, b: a // b if np.issubdtype(a.dtype, np.integer) else a / b,
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Pow": np.power,
+    "CastLike": lambda a, b: a.astype(b.dtype),
+}
+
+
 def _evaluate(facts: Facts, value: ir.Value, depth: int) -> list[Dimension] | None:
     """One step of symbolic evaluation of an integer scalar or vector."""
-    constant = facts.integers(value)
+    constant = facts.constant(value)
     if constant is not None:
-        return list(constant)
+        return [int(i) for i in constant.reshape(-1)] if np.issubdtype(constant.dtype, np.integer) else None
     node = value.producer()
     if node is None or not is_op(node, *_STEPS):
         return None

@@ -17,14 +17,20 @@ import onnx_ir as ir
 from ascend_onnx.operator import Call, Tensor
 from ascend_onnx.operators import OPERATORS
 from fusion_patterns import weights
-from fusion_patterns.absorbed_attention import LatentQuery, Tokens, expand_values, latent_attention
+from fusion_patterns.absorbed_attention import (
+    LatentQuery,
+    Tokens,
+    expand_values,
+    interleave,
+    latent_attention,
+)
 from fusion_patterns.emit import Emitter
 from fusion_patterns.engine import Candidate, LatentCache, Match
 from fusion_patterns.graph import Dimension, Facts, is_op
 from fusion_patterns.lift.attention import recognise_attention
 from fusion_patterns.lift.latent_attention import LatentAttention, recognise_latent_attention
 from fusion_patterns.lift.linear import WeightView
-from fusion_patterns.lift.rope import Rope, RopeLayout
+from fusion_patterns.lift.rope import Angles, Rope, RopeLayout
 from fusion_patterns.miss import Miss, miss
 from fusion_patterns.sparse_flash_attention import NAME as SPARSE
 from fusion_patterns.sparse_flash_attention import SparseAttention, recognise_sparse_attention
@@ -43,7 +49,7 @@ class MlaProlog:
 
     name = "mla_prolog"
     operators = ("MlaPrologV2WeightNz", "SparseFlashAttention")
-    anchors = ("Softmax",)
+    anchors = ("Softmax", "Attention")
 
     def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
         """A Match, and a Miss for a selection that stays a mask; or the Miss of the whole layer."""
@@ -71,13 +77,12 @@ def _unfit(layer: LatentAttention, facts: Facts) -> Miss | None:
         return miss("query-unrecognised", layer.query.down.node, "a hidden state (B, S, He)", f"{facts.rank(x)} axes")
     if dtype not in _FLOATS:
         return miss("dtype", layer.query.down.node, "float32, float16 or bfloat16", str(dtype))
-    sizes = (key.norm.gamma.shape[0] if key.norm.gamma.shape else None, _rope_size(layer.key.rope, facts), key.nope)
+    sizes = (facts.size(key.norm.gamma, 0), facts.size(key.rope.x, -1), key.nope)
     if sizes != (_LATENT, _ROPE, _NOPE):
         wanted = f"latent {_LATENT}, rope {_ROPE}, nope {_NOPE}"
         return miss("split-sizes", key.down.node, wanted, f"latent {sizes[0]}, rope {sizes[1]}, nope {sizes[2]}")
-    ropes = (layer.query.rope.output_layout, key.rope.output_layout)
-    if ropes != (RopeLayout.HALF, RopeLayout.HALF):
-        return miss("rope-unrecognised", key.rope.node, "rotated features in half order", "interleaved order")
+    if layer.query.rope.output_layout != key.rope.output_layout:
+        return miss("rope-differs", key.rope.node, "query and key rotated into one order of features", "two orders")
     if (key.latent.past is None) != (key.rotated.past is None):
         return miss("cache-mismatch", layer.attention.node, "both parts cached or none", "one cached")
     mask = layer.attention.mask
@@ -86,15 +91,15 @@ def _unfit(layer: LatentAttention, facts: Facts) -> Miss | None:
     return None
 
 
-def _rope_size(rope: Rope, facts: Facts) -> int | None:
-    return facts.size(rope.x, -1)
-
-
 def _match(layer: LatentAttention, sparse: SparseAttention | None, facts: Facts) -> Match:
     attention, key = layer.attention, layer.key
     out = sparse.out if sparse is not None else attention.out
     results = (out, key.latent.new, key.rotated.new)
-    boundary: dict[ir.Value, str | None] = {layer.x: None, layer.query.rope.cos: None, layer.query.rope.sin: None}
+    boundary: dict[ir.Value, str | None] = {
+        layer.x: None,
+        layer.query.rope.cos.value: None,
+        layer.query.rope.sin.value: None,
+    }
     boundary.update({rows.past: None for rows in (key.latent, key.rotated) if rows.past is not None})
     if sparse is not None:
         boundary[sparse.selection.scores] = None
@@ -167,11 +172,14 @@ def _emit(
     made = emit.fused(
         _PROLOG, _inputs(emit, layer, weight_uk, scratch, facts), _OUTPUTS, _attributes(layer), _provenance(layer)
     )
-    new_latent = _read_back(emit, scratch, made["kv_cache_out"], _LATENT)
-    new_rotated = _read_back(emit, scratch, made["kr_cache_out"], _ROPE)
+    interleaved = key.rope.output_layout is RopeLayout.INTERLEAVED
+    new_latent = _read_back(emit, scratch, made["kv_cache_out"], _LATENT, like=key.latent.new, facts=facts)
+    new_rotated = _read_back(
+        emit, scratch, made["kr_cache_out"], _ROPE, like=key.rotated.new, facts=facts, interleaved=interleaved
+    )
     latent = new_latent if key.latent.past is None else key.latent.all
     rotated = new_rotated if key.rotated.past is None else key.rotated.all
-    total = facts.dim(key.latent.all, 2)
+    total = facts.dim(key.latent.all, -2)
     tokens = Tokens(
         scratch.b,
         scratch.s,
@@ -180,13 +188,16 @@ def _emit(
         scratch.batch,
         scratch.length,
     )
-    query = LatentQuery(made["query"], made["query_rope"])
+    query_rope = interleave(emit, made["query_rope"]) if interleaved else made["query_rope"]
+    query = LatentQuery(made["query"], query_rope)
+    attention = layer.attention
     if sparse is not None:
-        context = sparse.emit(emit, query, latent, rotated, layer.attention.scale, _provenance(layer))
+        context = sparse.emit(emit, query, latent, rotated, attention.scale, _provenance(layer))
     else:
-        context = latent_attention(emit, tokens, query, latent, rotated, layer.attention.scale, layer.attention.mask)
+        context = latent_attention(emit, tokens, query, latent, rotated, attention)
+    out = sparse.out if sparse is not None else attention.out
     return {
-        sparse.out if sparse is not None else layer.attention.out: expand_values(emit, tokens, context, weight_uv),
+        out: expand_values(emit, tokens, context, weight_uv, heads_first=attention.heads_first),
         key.latent.new: new_latent,
         key.rotated.new: new_rotated,
     }
@@ -244,8 +255,8 @@ def _inputs(
         "weight_dkv_kr": _rotating(emit, key.down.weight, key.rope, 1, _LATENT),
         "rmsnorm_gamma_cq": query.norm.gamma,
         "rmsnorm_gamma_ckv": key.norm.gamma,
-        "rope_sin": _angles(emit, query.rope.sin, query.rope.half_width, scratch, facts),
-        "rope_cos": _angles(emit, query.rope.cos, query.rope.half_width, scratch, facts),
+        "rope_sin": _angles(emit, query.rope, query.rope.sin, scratch, facts),
+        "rope_cos": _angles(emit, query.rope, query.rope.cos, scratch, facts),
         "cache_index": scratch.index,
         "kv_cache": scratch.latent,
         "kr_cache": scratch.rotated,
@@ -259,18 +270,32 @@ def _rotating(emit: Emitter, view: WeightView, rope: Rope, heads: int, start: in
     return weights.rope_interleaved(emit, view, heads, start)
 
 
-def _angles(emit: Emitter, angles: ir.Value, half_width: bool, scratch: _Scratch, facts: Facts) -> ir.Value:
+def _angles(emit: Emitter, rope: Rope, angles: Angles, scratch: _Scratch, facts: Facts) -> ir.Value:
     """cos or sin as the operator takes it: (B, S, 64), both halves."""
 
     def build() -> ir.Value:
-        whole = _whole_width(emit, angles, facts) if half_width else angles
-        if facts.dim(angles, 0) == scratch.b and facts.dim(angles, 1) == scratch.s:
+        flat = _three_axes(emit, angles, facts)
+        whole = _whole_width(emit, flat, facts) if rope.half_width else flat
+        if _dim(facts, whole, 0) == scratch.b and _dim(facts, whole, 1) == scratch.s:
             return whole
         target = emit.op("Concat", scratch.batch, scratch.length, emit.integers([_ROPE]), axis=0, shape=[3])
         return emit.op("Expand", whole, target, shape=(scratch.b, scratch.s, _ROPE))
 
-    value: ir.Value = emit.shared(("angles", angles, half_width, scratch.index), build)
+    value: ir.Value = emit.shared(("angles", angles.value, rope.half_width, scratch.index), build)
     return value
+
+
+def _three_axes(emit: Emitter, angles: Angles, facts: Facts) -> ir.Value:
+    """Angles without the axis they are broadcast over heads on, and without a unit axis at the end."""
+    shape = facts.shape(angles.value) or ()
+    if not angles.head_axes:
+        return angles.value
+    axis, node = angles.head_axes[0], facts.producer(angles.value)
+    if len(shape) == 4 and is_op(node, "Unsqueeze") and facts.integers(facts.input(node, 1)) in ([axis], [axis - 4]):
+        return facts.input(node, 0)
+    dropped = [axis] if len(shape) == 4 else [axis, 4]
+    kept = [dim for position, dim in enumerate(shape) if position not in dropped]
+    return emit.op("Squeeze", angles.value, emit.integers(dropped), shape=kept)
 
 
 def _whole_width(emit: Emitter, angles: ir.Value, facts: Facts) -> ir.Value:
@@ -294,19 +319,31 @@ def _doubled_source(half: ir.Value, facts: Facts) -> ir.Value | None:
     return source if doubled and facts.size(source, -1) == _ROPE else None
 
 
-def _read_back(emit: Emitter, scratch: _Scratch, cache: ir.Value, width: int) -> ir.Value:
-    """The rows (B, 1, S, H) just written, from a scratch cache (blocks, 16, 1, H)."""
+def _read_back(
+    emit: Emitter,
+    scratch: _Scratch,
+    cache: ir.Value,
+    width: int,
+    *,
+    like: ir.Value,
+    facts: Facts,
+    interleaved: bool = False,
+) -> ir.Value:
+    """The rows just written to a scratch cache (blocks, 16, 1, H), in the shape of the rows `like` they replace."""
     flat = emit.op("Reshape", cache, emit.integers([-1, width]), shape=(ir.SymbolicDim(None), width))
-    rows = emit.op(
-        "Slice", flat, emit.integers([0]), scratch.count, emit.integers([0]), shape=(scratch.b * scratch.s, width)
-    )
+    bounds = (emit.integers([0]), scratch.count, emit.integers([0]))
+    rows = emit.op("Slice", flat, *bounds, shape=(scratch.b * scratch.s, width))
+    if interleaved:
+        rows = interleave(emit, rows)
+    dims = facts.shape(like) or ()
+    unit = None if len(dims) == 3 else 1 if dims[1] == 1 else 2
+    wanted: list[ir.Value] = [scratch.batch, scratch.length, emit.integers([width])]
+    if unit is not None:
+        wanted.insert(unit, emit.integers([1]))
     target = emit.shared(
-        ("new rows", scratch.index, width),
-        lambda: emit.op(
-            "Concat", scratch.batch, emit.integers([1]), scratch.length, emit.integers([width]), axis=0, shape=[4]
-        ),
+        ("new rows", scratch.index, width, unit), lambda: emit.op("Concat", *wanted, axis=0, shape=[len(wanted)])
     )
-    return emit.op("Reshape", rows, target, shape=(scratch.b, 1, scratch.s, width))
+    return emit.op("Reshape", rows, target, shape=dims)
 
 
 def _dim(facts: Facts, value: ir.Value, axis: int) -> Dimension:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ascend_onnx.operator import Call, Tensor
 from ascend_onnx.operators import OPERATORS
-from fusion_patterns.absorbed_attention import LatentQuery
+from fusion_patterns.absorbed_attention import LatentQuery, without_head_axis
 from fusion_patterns.emit import Emitter
 from fusion_patterns.graph import Facts, same_dim
 from fusion_patterns.lift.latent_attention import LatentAttention
@@ -39,14 +39,14 @@ class SparseAttention:
         """What the fused node will say of itself."""
         x, keys, indices = Tensor.of(layer.x), Tensor.of(layer.key.latent.all), Tensor.of(self.selection.indices)
         b, s, heads = x.dim(0), x.dim(1), layer.query.heads
-        rows = Tensor(x.dtype, (b, keys.dim(2), 1, 512))
+        rows = Tensor(x.dtype, (b, keys.dim(-2), 1, 512))
         inputs = {
             "query": Tensor(x.dtype, (b, s, heads, 512)),
             "key": rows,
             "value": rows,
             "sparse_indices": Tensor(ir.DataType.INT32, (b, s, 1, indices.dim(2))),
             "query_rope": Tensor(x.dtype, (b, s, heads, 64)),
-            "key_rope": Tensor(x.dtype, (b, keys.dim(2), 1, 64)),
+            "key_rope": Tensor(x.dtype, (b, keys.dim(-2), 1, 64)),
         }
         return Call(
             _OPERATOR, inputs, ("attention_out",), _OPERATOR.attribute_values(_attributes(layer.attention.scale))
@@ -93,9 +93,9 @@ def _attributes(scale: float) -> dict[str, float | int | str]:
 
 
 def _tokens_first(emit: Emitter, rows: ir.Value) -> ir.Value:
-    """(B, T, 1, H) of (B, 1, T, H), without moving data."""
-    b, _, t, width = _dims(rows)
-    flat = emit.op("Squeeze", rows, emit.integers([1]), shape=(b, t, width))
+    """(B, T, 1, H) of (B, 1, T, H) or (B, T, H), without moving data."""
+    flat = without_head_axis(emit, rows)
+    b, t, width = _dims(flat)
     return emit.op("Unsqueeze", flat, emit.integers([2]), shape=(b, t, 1, width))
 
 
@@ -115,7 +115,7 @@ def recognise_sparse_attention(layer: LatentAttention, facts: Facts) -> SparseAt
     selection = None if visible is None else recognise_selection(visible, facts)
     if selection is None or isinstance(selection, Miss):
         return selection
-    keys, queries = facts.dim(layer.key.latent.all, 2), facts.dim(layer.x, 1)
+    keys, queries = facts.dim(layer.key.latent.all, -2), facts.dim(layer.x, 1)
     causal = selection.causal
     if keys is None or queries is None or not (same_dim(causal.keys, keys) and same_dim(causal.queries, queries)):
         return miss("selection-not-causal", selection.node, f"a mask of {queries} queries and {keys} keys", str(causal))

@@ -7,13 +7,9 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ascend_onnx.compare import compare_outputs
-from ascend_onnx.convert import has_bfloat16, to_float32
 from ascend_onnx.errors import InputError
-from ascend_onnx.feeds import choose_dimensions, make_feeds
 from ascend_onnx.functions import attach_functions
-from ascend_onnx.input_rules import infer_rules
-from ascend_onnx.session import CpuSession
+from ascend_onnx.verify import verify
 from fusion_patterns.engine import Match
 from fusion_patterns.miss import CODES, Miss, miss
 
@@ -45,31 +41,19 @@ def validate(model: ir.Model, match: Match, fuse_cut: Callable[[ir.Model], int],
     """The largest relative error between a match and its replacement, or the Miss that a larger one makes of it.
 
     `fuse_cut` fuses a model in place and returns how many matches it replaced: the cut runs through the same code as
-    the whole model. float32 results must agree within 1e-4 of their largest magnitude, others within the tolerance of
-    their type.
+    the whole model. Both are compared as `ascend_onnx.verify` compares whole models.
     """
     original, fused = cut_out(model, match), cut_out(model, match)
     if fuse_cut(fused) != 1:
         return miss("validation-error", match.anchor, "the cut-out subgraph to fuse alone", "it did not")
-    if has_bfloat16(original):
-        original, fused = to_float32(original), to_float32(fused)
-    rules = {**infer_rules(original), **_given_rules(match)}
-    sizes = choose_dimensions(original, sets=1, rules=rules)[0]
     try:
-        feeds = make_feeds(original, sizes, rules, seed=seed)
-        expected, actual = CpuSession(original).run(feeds), CpuSession(attach_functions(fused)).run(feeds)
+        verification = verify(original, attach_functions(fused), rules=_given_rules(match), seed=seed, sets=1)
     except InputError as error:
         return replace(miss("validation-error", match.anchor, "both forms to run", "an error"), message=str(error))
-    largest = 0.0
-    for comparison in compare_outputs(expected, actual):
-        if not comparison.within:
-            found = f"{comparison.reason} ({comparison.name})"
-            return replace(
-                miss("validation-failed", match.anchor, comparison.rule, found),
-                message=f"{CODES['validation-failed']} {found}",
-            )
-        largest = max(largest, comparison.max_rel or 0.0)
-    return largest
+    if not verification.equal:
+        reason = f"{CODES['validation-failed']} {verification.reason}"
+        return replace(miss("validation-failed", match.anchor, "equal results", verification.reason), message=reason)
+    return max((output.max_rel or 0.0 for run in verification.runs for output in run.outputs), default=0.0)
 
 
 def _given_rules(match: Match) -> dict[str, str]:
@@ -77,7 +61,7 @@ def _given_rules(match: Match) -> dict[str, str]:
 
 
 def cut_out(model: ir.Model, match: Match) -> ir.Model:
-    """The subgraph of a match as a model of its own: boundary values are its inputs, results read elsewhere its outputs.
+    """The subgraph of a match as a model of its own: boundary values are inputs, results read elsewhere outputs.
 
     A value that the subgraph only asks the shape of is an input as well. Weights are shared with the model, not copied.
     """

@@ -1,5 +1,7 @@
 """Running models on the CPU: element types beyond numpy's, weights that are not copied, and errors in one sentence."""
 
+import resource
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -86,6 +88,37 @@ def test_large_new_weights_are_handed_over():
     )
     x = np.eye(1, 256, dtype=np.float32)
     assert np.allclose(run_model(model, {"x": x})["y"], weight[:1])
+
+
+def test_a_thousand_external_weights_are_one_open_file(tmp_path):
+    count, rows = 1100, 4
+    np.arange(count * rows, dtype=np.float32).tofile(tmp_path / "w.bin")
+    values = [
+        ir.Value(
+            name=f"w{index}",
+            const_value=ir.ExternalTensor(
+                "w.bin",
+                index * rows * 4,
+                None,
+                ir.DataType.FLOAT,
+                shape=ir.Shape([rows]),
+                name=f"w{index}",
+                base_dir=tmp_path,
+            ),
+        )
+        for index in range(count)
+    ]
+    total = ir.Node("", "Sum", values)
+    total.outputs[0].name, total.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
+    total.outputs[0].shape = ir.Shape([rows])
+    graph = ir.Graph([], total.outputs, nodes=[total], initializers=values, opset_imports={"": 18}, name="g")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        y = run_model(ir.Model(graph, ir_version=10), {})["y"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert np.allclose(y, np.arange(count * rows).reshape(count, rows).sum(axis=0), rtol=1e-5)
 
 
 def test_outputs_can_be_chosen(corpus):

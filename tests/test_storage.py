@@ -456,3 +456,17 @@ def test_saving_holds_one_tensor_at_a_time(tmp_path):
     )
     assert int(run.stdout) < 100
     assert (tmp_path / "out" / "out.onnx.data").stat().st_size == 4 * size + 2 * (32 << 20)
+
+
+def test_data_of_the_source_is_kept_even_if_no_tensor_points_at_it_any_more(tmp_path):
+    source = tmp_path / "model.onnx"
+    onnx.save(linear_model(), source, save_as_external_data=True, location="out.onnx.data", size_threshold=0)
+    model = load(source)
+    for name in WEIGHTS:
+        model.graph.initializers[name].const_value = ir.ExternalTensor(
+            "other.bin", 0, None, ir.DataType.FLOAT, shape=ir.Shape(WEIGHTS[name].shape), name=name, base_dir=tmp_path
+        )
+    WEIGHTS["w"].tofile(tmp_path / "other.bin")
+    with pytest.raises(InputError, match=r"out\.onnx\.data: the model's own weights"):
+        save(model, tmp_path / "out.onnx", source=source, external_data="copy")
+    assert files(tmp_path) == ["model.onnx", "other.bin", "out.onnx.data"]

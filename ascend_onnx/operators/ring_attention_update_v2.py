@@ -120,8 +120,9 @@ def _body(call: Call) -> Body:
             op.Mul(numerics.widen(op, by_head(attention)), of_row(op.Div(weight, softmax_sum)))
             for attention, weight in ((prev_attn_out, prev_weight), (cur_attn_out, cur_weight))
         ]
-        attn_out = op.Reshape(op.Add(*parts), op.Shape(prev_attn_out), allowzero=1)
-        attn_out = numerics.narrow(op, attn_out, attention_type)
+        attn_out = numerics.narrow(op, op.Add(*parts), attention_type)
+        if not _is_tnd(call):
+            attn_out = op.Reshape(attn_out, op.Shape(prev_attn_out), allowzero=1)
         return [attn_out, softmax_max, softmax_sum][: call.output_count]
 
     return trace

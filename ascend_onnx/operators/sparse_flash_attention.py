@@ -54,11 +54,11 @@ def _group(heads: Dim, kv_heads: Dim) -> Dim:
 
 def _wrong_type(call: Call) -> str | None:
     for name in _FLOAT_INPUTS:
-        dtype = call.input(name).dtype
-        if dtype not in (None, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-            return f"{name} must be float16 or bfloat16, got {dtype.name.lower()}"
-        if dtype not in (None, call.input("query").dtype):
-            return f"{name} must have the type of query, got {dtype.name.lower()}"
+        dtype, expected = call.input(name).dtype, call.input("query").dtype
+        if dtype == ir.DataType.FLOAT:
+            return f"{name} must be float16 or bfloat16, got float"
+        if dtype is not None and expected is not None and dtype != expected:
+            return f"{name} must have the type of query, {expected.name.lower()}, got {dtype.name.lower()}"
     return None
 
 
@@ -126,6 +126,26 @@ def _wrong_rank(call: Call) -> str | None:
         if call.input(name).rank not in (None, rank):
             return f"{name} must have rank {rank} with {reason}, got {call.input(name).rank}"
     return None
+
+
+def _unequal_shapes(call: Call) -> str | None:
+    """Tensors of one layout that differ in more than their width."""
+    for first, *others in (("query", "query_rope"), ("key", "value", "key_rope")):
+        for other in others:
+            expected, given = call.input(first).shape, call.input(other).shape
+            if expected is not None and given is not None and _unequal(expected[:-1], given[:-1]):
+                return f"{other} must have the shape of {first} but for the width, {expected[:-1]}, got {given[:-1]}"
+    query, lists = call.input("query").shape, call.input("sparse_indices").shape
+    if query is not None and lists is not None and _unequal(query[:-2], lists[:-2]):
+        return f"sparse_indices must have a list for each query token, {query[:-2]}, got {lists[:-2]}"
+    return None
+
+
+def _unequal(left: tuple[Dim, ...], right: tuple[Dim, ...]) -> bool:
+    """Whether two shapes are known to differ."""
+    return len(left) != len(right) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(left, right, strict=True)
+    )
 
 
 def _wrong_head_dim(call: Call) -> str | None:
@@ -257,10 +277,11 @@ OPERATOR = Operator(
         ),
         Constraint("block_size", _TILING, f"{_DOCUMENT}, constraints", _wrong_page),
         Constraint("rank", _TILING, f"{_DOCUMENT}, parameters", _wrong_rank),
+        Constraint("shapes_agree", _TILING, f"{_DOCUMENT}, parameters", _unequal_shapes),
         Constraint("head_dim", _TILING, f"{_DOCUMENT}, constraints", _wrong_head_dim),
         Constraint("kv_heads", _TILING, "GE operator SparseFlashAttention, tiling", _wrong_kv_heads),
         Constraint("heads", _TILING, f"{_DOCUMENT}, constraints", _wrong_heads),
-        Constraint("empty_input", _TILING, f"{_DOCUMENT}, parameters", _empty_input),
+        Constraint("empty_input", _INVALID, f"{_DOCUMENT}, parameters", _empty_input),
         Constraint("return_softmax_lse_pages", _INVALID, f"{_DOCUMENT}, parameters", _statistics_with_pages),
         Constraint("unproduced_output", _INVALID, f"{_DOCUMENT}, parameters", _unproduced_output),
     ),

@@ -30,7 +30,7 @@ def overload(call: Call) -> str:
     """Layouts, mask and block size, then what is present: "bsnd_pa_bsnd_causal_block1_rope_lengths_kv_float16_once"."""
     attributes = call.attributes
     present = {
-        "rope": call.has("query_rope"),
+        "rope": call.has("query_rope") and call.has("key_rope"),
         "lengths_q": call.has("actual_seq_lengths_query"),
         "lengths_kv": call.has("actual_seq_lengths_kv"),
         ("softmax" if attributes["return_softmax_lse"] else "empty") + str(_outputs(call)): _outputs(call) > 1,

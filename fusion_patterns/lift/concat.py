@@ -32,8 +32,9 @@ def recognise_concat(value: ir.Value, facts: Facts) -> Concat | Miss:
     Spellings
     ---------
     1. Concat.
-    2. A row of ScatterND that each write one slice along the first axis, starting from a buffer that is overwritten
-       whole (`new_empty` followed by slice assignments, as exporters of torch write it), between Transposes.
+    2. A row of ScatterND that each write one slice, starting from a buffer that is overwritten whole (`new_empty`
+       followed by slice assignments, as exporters of torch write it): slices along the first axis between Transposes,
+       or blocks given by the coordinates of every element.
     """
     return facts.remember("concat", value, _concat)
 
@@ -55,8 +56,9 @@ def _concat(value: ir.Value, facts: Facts) -> Concat | Miss:
 
 @dataclass(frozen=True)
 class _Write:
-    """One slice written along the first axis of a buffer that is itself Transpose(update, perm)."""
+    """rows [start, end) along `axis` of a buffer set to `update`; the buffer stored is Transpose(buffer, perm)."""
 
+    axis: int
     start: int
     end: int | None
     update: ir.Value
@@ -66,66 +68,127 @@ class _Write:
 def _scattered(value: ir.Value, outer: tuple[int, ...], facts: Facts) -> Concat | Miss:
     """`value` is the ScatterND written last; undo the writes one by one down to the buffer."""
     writes: list[_Write] = []
-    width = facts.size(value, 0)
     current, relative = value, tuple(range(len(outer)))
-    while True:
-        node = facts.producer(current)
-        if not is_op(node, "ScatterND"):
-            break
+    while is_op(node := facts.producer(current), "ScatterND"):
         write = _slice_write(node, facts)
         if isinstance(write, Miss):
             return write
         if relative != tuple(range(len(outer))):
             return miss("query-unrecognised", current, "all slices written along one axis", "a transpose in between")
         writes.append(write)
-        buffer = facts.input(node, 0)
-        permuted = None if buffer is None else recognise_permuted(buffer, facts)
+        permuted = recognise_permuted(facts.input(node, 0), facts)
         if permuted is None:
             return miss("query-unrecognised", current, "a buffer of known rank", "unknown rank")
         current, relative = permuted.base, permuted.perm
-    layouts = {write.perm for write in writes}
+    layouts = {(write.axis, write.perm) for write in writes}
     if len(layouts) != 1:
         return miss("query-unrecognised", value, "slices in one layout", f"{len(layouts)} layouts")
-    (perm,) = layouts
+    ((axis, perm),) = layouts
     ordered = sorted(writes, key=lambda write: write.start)
-    position: Dimension | None = 0
+    width = facts.size(value, perm.index(axis))
+    position: int | None = 0
     for write in ordered:
-        if not same_dim(position, write.start):
+        if position != write.start:
             return miss(
                 "query-unrecognised", value, f"a slice starting at {position}", f"one starting at {write.start}"
             )
         position = write.end if write.end is not None else width
-    if width is None or not same_dim(position, width):
+    if width is None or position != width:
         return miss("query-unrecognised", value, f"slices that cover all {width}", f"slices up to {position}")
-    return Concat(tuple(w.update for w in ordered), perm[0], tuple(perm[axis] for axis in outer))
+    return Concat(tuple(w.update for w in ordered), axis, tuple(perm[axis] for axis in outer))
 
 
 def _slice_write(node: ir.Node, facts: Facts) -> _Write | Miss:
-    indices, update = facts.input(node, 1), facts.input(node, 2)
-    if attribute(node, "reduction", b"none") not in ("none", b"none") or indices is None or update is None:
+    if attribute(node, "reduction", b"none") not in ("none", b"none"):
         return miss("query-unrecognised", node, "a plain slice assignment", "a reducing ScatterND")
-    rows = _row_range(indices, facts)
-    if rows is None:
-        return miss("query-unrecognised", node, "consecutive rows [start, end)", "other indices")
-    permuted = recognise_permuted(update, facts)
+    permuted = recognise_permuted(facts.input(node, 2), facts)
     if permuted is None:
         return miss("query-unrecognised", node, "an update of known rank", "unknown rank")
-    return _Write(*rows, permuted.base, permuted.perm)
+    rows = _row_range(facts.input(node, 1), facts)
+    if rows is not None:
+        return _Write(permuted.perm[0], *rows, permuted.base, permuted.perm)
+    region = _region(node, facts)
+    if region is None:
+        return miss("query-unrecognised", node, "consecutive rows [start, end)", "other indices")
+    axis, *bounds = region
+    return _Write(permuted.perm[axis], bounds[0], bounds[1], permuted.base, permuted.perm)
 
 
-def _row_range(indices: ir.Value, facts: Facts) -> tuple[int, int | None] | None:
-    """[start, end) of Unsqueeze(Slice(Range(0, n, 1), start, end), -1); end None means up to n."""
+def _row_range(indices: ir.Value, facts: Facts) -> tuple[int, int] | None:
+    """[start, end) of Unsqueeze(Slice(Range(0, n, 1), start, end), -1)."""
     unsqueeze = facts.producer(indices)
-    if not is_op(unsqueeze, "Unsqueeze"):
+    span = _span(facts.input(unsqueeze, 0), facts) if is_op(unsqueeze, "Unsqueeze") else None
+    return None if span is None or facts.rank(indices) != 2 else span
+
+
+def _span(value: ir.Value, facts: Facts) -> tuple[int, int] | None:
+    """[start, end) of the consecutive numbers a value holds: Range from 0 by 1, or a cut of it, of constant length."""
+    node = facts.producer(value)
+    if is_op(node, "Slice"):
+        bounds = facts.integers(facts.input(node, 1)), facts.integers(facts.input(node, 2))
+        steps = facts.integers(facts.input(node, 4)) if facts.has(node, 4) else [1]
+        inner = _span(facts.input(node, 0), facts)
+        if inner is None or bounds[0] is None or bounds[1] is None or steps != [1] or min(*bounds[0], *bounds[1]) < 0:
+            return None
+        return inner[0] + bounds[0][0], min(inner[0] + bounds[1][0], inner[1])
+    limit = facts.integers(facts.input(node, 1)) if is_op(node, "Range") else None
+    if (
+        node is None
+        or limit is None
+        or facts.scalar(facts.input(node, 0)) != 0
+        or facts.scalar(facts.input(node, 2)) != 1
+    ):
         return None
-    cut = facts.producer(facts.input(unsqueeze, 0))
-    if not is_op(cut, "Slice"):
+    return 0, limit[0]
+
+
+def _region(node: ir.Node, facts: Facts) -> tuple[int, int, int] | None:
+    """(axis, start, end) of a ScatterND whose indices are coordinates of a block: whole on all axes but one.
+
+    Concat of one coordinate per axis, each a range along its own axis that is broadcast over the others.
+    """
+    buffer, join = facts.input(node, 0), facts.producer(facts.input(node, 1))
+    shape = facts.shape(buffer)
+    if shape is None or not is_op(join, "Concat") or len(join.inputs) != len(shape):
         return None
-    rows = facts.producer(facts.input(cut, 0))
-    start, end = facts.integers(facts.input(cut, 1)), facts.integers(facts.input(cut, 2))
-    steps = facts.integers(facts.input(cut, 4)) if len(cut.inputs) > 4 else [1]
-    if not is_op(rows, "Range") or start is None or end is None or steps != [1]:
+    if facts.axis(join, join.outputs[0]) != len(shape):
         return None
-    if facts.scalar(facts.input(rows, 0)) != 0 or facts.scalar(facts.input(rows, 2)) != 1 or start[0] < 0 or end[0] < 0:
-        return None
-    return start[0], (None if end[0] >= 2**31 - 1 else end[0])
+    parts: list[tuple[int, int, int]] = []
+    for axis in range(len(shape)):
+        source = _along_axis(facts.input(join, axis), axis, len(shape), facts)
+        if source is None:
+            return None
+        if _is_whole(source, shape[axis], facts):
+            continue
+        span = _span(source, facts)
+        if span is None:
+            return None
+        parts.append((axis, *span))
+    return parts[0] if len(parts) == 1 else None
+
+
+def _along_axis(value: ir.Value, axis: int, rank: int, facts: Facts) -> ir.Value | None:
+    """The vector that a coordinate (.., 1) is broadcast from, when it runs along `axis`."""
+    current = value
+    while is_op(node := facts.producer(current), "Unsqueeze", "Expand", "Reshape") and facts.rank(current) != 1:
+        current = facts.input(node, 0)
+        shape = facts.shape(current)
+        if shape is None:
+            return None
+        if len(shape) == 1:
+            return current if axis == rank - 1 or _was_column(node, axis, rank, facts) else None
+    return None
+
+
+def _was_column(node: ir.Node, axis: int, rank: int, facts: Facts) -> bool:
+    """Whether a vector was reshaped to run along `axis` of `rank` axes: unit axes behind it."""
+    shape = facts.shape(node.outputs[0])
+    return shape is not None and len(shape) == rank - axis and all(dim == 1 for dim in shape[1:])
+
+
+def _is_whole(vector: ir.Value, size: Dimension, facts: Facts) -> bool:
+    node = facts.producer(vector)
+    if not is_op(node, "Range") or not _counts_from_zero(node, facts):
+        return False
+    limit = facts.symbolic(facts.input(node, 1))
+    return limit is not None and same_dim(limit[0], size)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fusion_patterns.graph import Dimension, Facts, attribute, is_op, same_dim
+from fusion_patterns.lift.slices import recognise_slice
 from fusion_patterns.miss import Miss, miss
 
 __all__ = ["HeadView", "recognise_heads", "recognise_split"]
@@ -94,46 +95,8 @@ class Cut:
 
 
 def recognise_split(value: ir.Value, facts: Facts) -> Cut | None:
-    """The cut along the last axis that a value is: an output of Split, or a Slice with step 1."""
-    return facts.remember("split", value, _split)
-
-
-def _split(value: ir.Value, facts: Facts) -> Cut | None:
-    node = facts.producer(value)
-    if node is None or not node.inputs:
+    """The cut of consecutive columns along the last axis that a value is."""
+    cut = recognise_slice(value, facts)
+    if cut is None or cut.step != 1 or cut.axis != (facts.rank(value) or 0) - 1:
         return None
-    source, size, rank = facts.input(node, 0), facts.size(value, -1), facts.rank(value)
-    total = facts.size(source, -1)
-    if size is None or rank is None or total is None:
-        return None
-    if is_op(node, "Split"):
-        sizes = [facts.size(output, -1) for output in node.outputs]
-        if facts.axis(node, source, 0) != rank - 1 or None in sizes:
-            return None
-        position = next(i for i, output in enumerate(node.outputs) if output is value)
-        return Cut(source, sum(s for s in sizes[:position] if s is not None), size)
-    if is_op(node, "Slice"):
-        return _last_axis_slice(node, source, rank, total, size, facts)
-    return None
-
-
-def _last_axis_slice(node: ir.Node, source: ir.Value, rank: int, total: int, size: int, facts: Facts) -> Cut | None:
-    parameters = slice_parameters(node, facts)
-    if parameters is None:
-        return None
-    start, _, axis, step = parameters
-    if axis % rank != rank - 1 or step != 1:
-        return None
-    return Cut(source, start + total if start < 0 else start, size)
-
-
-def slice_parameters(node: ir.Node, facts: Facts) -> tuple[int, int, int, int] | None:
-    """(start, end, axis, step) of a Slice along one axis with constant bounds."""
-    read = [facts.integers(i) for i in node.inputs[1:]]
-    if len(read) < 2 or any(r is not None and len(r) != 1 for r in read) or read[0] is None or read[1] is None:
-        return None
-    axis = read[2] if len(read) > 2 else None
-    step = read[3] if len(read) > 3 else None
-    if (len(node.inputs) > 3 and axis is None) or (len(node.inputs) > 4 and step is None):
-        return None
-    return read[0][0], read[1][0], axis[0] if axis else 0, step[0] if step else 1
+    return Cut(cut.source, cut.start, cut.size)

@@ -17,8 +17,9 @@ from fusion_patterns.lift.attention import Attention
 from fusion_patterns.lift.concat import Concat, recognise_concat
 from fusion_patterns.lift.heads import HeadView, recognise_heads, recognise_split
 from fusion_patterns.lift.linear import Linear, recognise_linear
+from fusion_patterns.lift.permuted import Permuted
 from fusion_patterns.lift.rms_norm import RmsNorm, recognise_rms_norm
-from fusion_patterns.lift.rope import Rope, recognise_rope
+from fusion_patterns.lift.rope import Rope, recognise_rope, recognise_rope_of
 from fusion_patterns.miss import Miss, miss
 
 __all__ = ["CachedRows", "LatentAttention", "recognise_latent_attention"]
@@ -26,11 +27,15 @@ __all__ = ["CachedRows", "LatentAttention", "recognise_latent_attention"]
 
 @dataclass(frozen=True)
 class CachedRows:
-    """Rows of a cache (B, 1, T, H): `all` = Concat(past, new) along the tokens, or the new rows alone."""
+    """Rows of a cache (B, 1, T, H) or (B, T, H): `all` = Concat(past, new) along the tokens, or the new rows alone.
+
+    `new` is (B, 1, S, H), (B, S, 1, H) or (B, S, H); `computed` is what it was reshaped from, as it was computed.
+    """
 
     all: ir.Value
     past: ir.Value | None
     new: ir.Value
+    computed: ir.Value
 
 
 @dataclass(frozen=True)
@@ -76,15 +81,15 @@ class LatentAttention:
 
 def recognise_latent_attention(attention: Attention, facts: Facts) -> LatentAttention | Miss:
     """Latent attention around a recognised softmax attention, or the first thing about it that does not fit."""
-    keys = recognise_concat(attention.key.base, facts)
-    if isinstance(keys, Miss) or _composed(keys.perm, attention.key.perm) != (0, 1, 3, 2) or keys.axis != 3:
-        found = keys.got if isinstance(keys, Miss) else "another layout"
+    keys = _two_parts(attention.key, facts)
+    if isinstance(keys, Miss) and _is_expanded_cache(attention.key, facts):
+        expected = "a cache of latents: absorbing what is already expanded in the cache saves nothing"
+        return miss("expanded-cache", attention.key.base, expected, "cached keys per head")
+    if isinstance(keys, Miss):
         return miss(
-            "keys-not-latent", attention.key.base, "keys concatenated from an expanded and a rotated part", found
+            "keys-not-latent", attention.key.base, "keys concatenated of an expanded and a rotated part", keys.got
         )
-    if len(keys.parts) != 2:
-        return miss("keys-not-latent", attention.key.base, "two parts of the keys", f"{len(keys.parts)}")
-    key = _key_path(attention, keys.parts[0], keys.parts[1], facts)
+    key = _key_path(attention, keys, facts)
     if isinstance(key, Miss):
         return key
     query = _query_path(attention, facts)
@@ -95,25 +100,52 @@ def recognise_latent_attention(attention: Attention, facts: Facts) -> LatentAtte
     if (query.heads, query.nope) != (key.heads, key.nope):
         wanted, found = f"{query.heads} heads of {query.nope}", f"{key.heads} heads of {key.nope}"
         return miss("head-count", key.expansion.node, wanted, found)
-    if (query.rope.cos, query.rope.sin) != (key.rope.cos, key.rope.sin):
+    if (query.rope.cos.value, query.rope.sin.value) != (key.rope.cos.value, key.rope.sin.value):
         return miss("rope-differs", key.rope.node, "the cos and sin of the query", "others")
     return LatentAttention(attention, query, key)
 
 
-def _composed(inner: tuple[int, ...], outer: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(inner[axis] for axis in outer)
+def _is_expanded_cache(side: Permuted, facts: Facts) -> bool:
+    """Whether keys of several heads are past keys and new ones."""
+    parts = recognise_concat(side.base, facts)
+    return isinstance(parts, Concat) and parts.rank == 4 and parts.axis == 2 and facts.dim(parts.parts[0], 1) != 1
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Two parts concatenated along the features, of heads before tokens or after them.
+
+    `last` are the values that make up the second part: itself, or the two halves that were concatenated with the first.
+    """
+
+    first: ir.Value
+    last: tuple[ir.Value, ...]
+    heads_first: bool
+
+
+def _two_parts(side: Permuted, facts: Facts) -> _Parts | Miss:
+    parts = recognise_concat(side.base, facts)
+    if isinstance(parts, Miss):
+        return parts
+    heads_first = _heads_first(tuple(parts.perm[axis] for axis in side.perm))
+    if heads_first is None or parts.axis != 3 or len(parts.parts) not in (2, 3):
+        return miss("query-unrecognised", side.base, "two parts along the last of four axes", "another concatenation")
+    return _Parts(parts.parts[0], parts.parts[1:], heads_first)
+
+
+def _heads_first(perm: tuple[int, ...]) -> bool | None:
+    """Whether a value that `perm` makes (B, N, T, D) has its heads before its tokens; None for any other order."""
+    return True if perm == (0, 1, 2, 3) else False if perm == (0, 2, 1, 3) else None
 
 
 def _query_path(attention: Attention, facts: Facts) -> QueryPath | Miss:
-    parts = recognise_concat(attention.query, facts)
+    parts = _two_parts(attention.query, facts)
     if isinstance(parts, Miss):
-        return parts
-    if len(parts.parts) != 2 or parts.axis != 3 or parts.perm != (0, 1, 2, 3):
-        return miss("query-unrecognised", attention.query, "an unrotated and a rotated part per head", "another layout")
-    plain = recognise_heads(parts.parts[0], facts)
+        return miss("query-unrecognised", attention.query.base, "an unrotated and a rotated part per head", parts.got)
+    plain = recognise_heads(parts.first, facts)
     if isinstance(plain, Miss):
         return plain
-    rope = recognise_rope(parts.parts[1], facts)
+    rope = recognise_rope_of(parts.last, facts)
     if isinstance(rope, Miss):
         return rope
     rotated = recognise_heads(rope.x, facts)
@@ -122,9 +154,9 @@ def _query_path(attention: Attention, facts: Facts) -> QueryPath | Miss:
     fits = (
         rotated.source is plain.source
         and (rotated.heads, rotated.width) == (plain.heads, plain.width)
-        and plain.heads_first
-        and rotated.heads_first
-        and rope.head_axis == 1
+        and plain.heads_first == rotated.heads_first == parts.heads_first
+        and rope.cos.fits(1 if parts.heads_first else 2)
+        and rope.sin.fits(1 if parts.heads_first else 2)
         and (plain.start, rotated.start, rotated.size) == (0, plain.size, plain.width - plain.size)
     )
     if not fits:
@@ -151,38 +183,40 @@ def _low_rank_query(plain: HeadView, rope: Rope, facts: Facts) -> QueryPath | Mi
     return QueryPath(down, norm, up, up.x, rope, plain.heads, plain.size)
 
 
-def _key_path(attention: Attention, plain: ir.Value, rotated: ir.Value, facts: Facts) -> KeyPath | Miss:
-    view, values = recognise_heads(plain, facts), recognise_heads(attention.value, facts)
-    if isinstance(view, Miss):
-        return miss("keys-not-latent", plain, "per-head keys expanded from a latent", view.got)
-    if isinstance(values, Miss) or values.source is not view.source or not (view.heads_first and values.heads_first):
+def _key_path(attention: Attention, keys: _Parts, facts: Facts) -> KeyPath | Miss:
+    view, values = recognise_heads(keys.first, facts), recognise_heads(attention.value.base, facts)
+    if isinstance(view, Miss) or view.heads_first != keys.heads_first:
+        found = view.got if isinstance(view, Miss) else "heads and tokens exchanged"
+        return miss("keys-not-latent", keys.first, "per-head keys expanded from a latent", found)
+    if isinstance(values, Miss) or values.source is not view.source:
         found = values.got if isinstance(values, Miss) else "another source"
-        return miss("value-not-latent", attention.value, "values of the expansion that makes the keys", found)
-    if (view.start, values.start, view.size + values.size) != (0, view.size, view.width):
-        return miss("value-not-latent", attention.value, "[key | value] columns per head", "other columns")
+        return miss("value-not-latent", attention.value.base, "values of the expansion that makes the keys", found)
+    columns = (view.start, values.start, view.size + values.size)
+    if columns != (0, view.size, view.width) or values.heads_first != _heads_first(attention.value.perm):
+        return miss("value-not-latent", attention.value.base, "[key | value] columns per head", "other columns")
     expansion = recognise_linear(view.source, facts)
     if isinstance(expansion, Miss):
         return miss("keys-not-latent", view.source, "an expansion of a latent by a constant matrix", expansion.got)
     if expansion.bias is not None:
         return miss("bias", expansion.node, "an expansion without bias", "a bias")
+    if len(keys.last) != 1:
+        return miss("keys-not-latent", attention.key.base, "one rotated part", f"{len(keys.last)} parts")
     latent = _cached(expansion.x, facts)
-    turned = _cached(_before_broadcast(rotated, facts), facts)
+    rotated = _cached(_before_broadcast(keys.last[0], keys.heads_first, facts), facts)
     if isinstance(latent, Miss):
         return latent
-    if isinstance(turned, Miss):
-        return turned
-    return _down_projection(view, values, expansion, latent, turned, facts)
+    if isinstance(rotated, Miss):
+        return rotated
+    return _down_projection(view, values, expansion, latent, rotated, facts)
 
 
 def _down_projection(
     view: HeadView, values: HeadView, expansion: Linear, latent: CachedRows, rotated: CachedRows, facts: Facts
 ) -> KeyPath | Miss:
-    normed = recognise_heads(latent.new, facts)
-    norm = normed if isinstance(normed, Miss) else recognise_rms_norm(normed.source, facts)
-    if isinstance(normed, Miss) or isinstance(norm, Miss):
-        found = norm.got if isinstance(norm, Miss) else "other values"
-        return miss("latent-unrecognised", latent.new, "an RMS norm of the down projection's first part", found)
-    rope = recognise_rope(rotated.new, facts)
+    norm = recognise_rms_norm(latent.computed, facts)
+    if isinstance(norm, Miss):
+        return miss("latent-unrecognised", latent.new, "an RMS norm of the down projection's first part", norm.got)
+    rope = recognise_rope(rotated.computed, facts)
     if isinstance(rope, Miss):
         return rope
     unrotated = recognise_heads(rope.x, facts)
@@ -196,36 +230,64 @@ def _down_projection(
         return miss("latent-unrecognised", first.source, "a down projection", down.got)
     if down.bias is not None:
         return miss("bias", down.node, "a down projection without bias", "a bias")
-    columns = (first.start, first.size, last.start, last.size)
-    total = down.weight.shape[1]
-    if columns != (0, normed.size, normed.size, unrotated.size) or normed.size + unrotated.size != total:
+    columns, total = (first.start, first.size, last.start, last.size), down.weight.shape[1]
+    if columns != (0, first.size, first.size, unrotated.size) or first.size + unrotated.size != total:
         return miss("split-sizes", down.node, "columns [latent | rope] and no others", f"cuts {columns} of {total}")
-    if (normed.heads, unrotated.heads) != (1, 1) or not (normed.heads_first and unrotated.heads_first):
-        return miss("latent-unrecognised", latent.new, "one latent head", f"{normed.heads} heads")
-    if rope.head_axis != 1:
-        return miss("rope-unrecognised", rope.node, "angles broadcast over the head axis", f"axis {rope.head_axis}")
+    if unrotated.heads != 1:
+        return miss("latent-unrecognised", rope.x, "one rope head for all queries", f"{unrotated.heads} heads")
+    head_axis = 1 if unrotated.heads_first else 2
+    if not (rope.cos.fits(head_axis) and rope.sin.fits(head_axis)):
+        return miss("rope-unrecognised", rope.node, "angles broadcast over the head axis", f"axes {rope.cos.head_axes}")
     return KeyPath(down, norm, rope, latent, rotated, expansion, view.heads, view.size, values.size)
 
 
 def _cached(value: ir.Value, facts: Facts) -> CachedRows | Miss:
-    """Past and new rows of a value (B, 1, T, H)."""
-    if facts.rank(value) != 4 or facts.dim(value, 1) != 1:
-        return miss("latent-unrecognised", value, "rows (B, 1, T, H)", f"shape {facts.shape(value)}")
+    """Past and new rows of a value (B, 1, T, H) or (B, T, H)."""
+    value = facts.plain(value)
+    rank = facts.rank(value)
+    if rank not in (3, 4) or (rank == 4 and facts.dim(value, 1) != 1):
+        return miss("latent-unrecognised", value, "rows (B, 1, T, H) or (B, T, H)", f"shape {facts.shape(value)}")
     parts = recognise_concat(value, facts)
-    if isinstance(parts, Concat) and parts.axis == 2 and parts.perm == (0, 1, 2, 3):
+    past, new = None, value
+    if isinstance(parts, Concat) and parts.axis == rank - 2 and parts.perm == tuple(range(rank)):
         if len(parts.parts) != 2:
             return miss("cache-mismatch", value, "past and new rows", f"{len(parts.parts)} parts")
-        return CachedRows(value, parts.parts[0], parts.parts[1])
-    return CachedRows(value, None, value)
+        past, new = parts.parts
+    return CachedRows(value, past, new, _without_unit_axis(new, facts))
 
 
-def _before_broadcast(value: ir.Value, facts: Facts) -> ir.Value:
-    """(B, 1, T, H) of a value (B, N, T, H) that Expand made of it."""
+def _without_unit_axis(value: ir.Value, facts: Facts) -> ir.Value:
+    """The value before Reshape, Squeeze and Unsqueeze that only add or drop one axis of size 1 before the last.
+
+    Rotated rows keep four axes, normed rows three: both as they were computed.
+    """
+    current = facts.plain(value)
+    while is_op(node := current.producer(), "Reshape", "Squeeze", "Unsqueeze"):
+        source = facts.input(node, 0)
+        if _without_ones(facts.shape(source)) != _without_ones(facts.shape(current)) or facts.rank(source) is None:
+            break
+        if facts.dim(source, -1) != facts.dim(current, -1):
+            break
+        current = source
+    return current
+
+
+def _without_ones(shape: tuple[Dimension, ...] | None) -> list[Dimension] | None:
+    return None if shape is None else [dim for dim in shape if dim != 1]
+
+
+def _before_broadcast(value: ir.Value, heads_first: bool, facts: Facts) -> ir.Value:
+    """(B, 1, T, H) or (B, T, H) of a value with one equal copy per head, which Expand made of it."""
     node = facts.producer(value)
     if not is_op(node, "Expand"):
         return value
-    source, given, wide = facts.input(node, 0), facts.shape(facts.input(node, 0)), facts.shape(value)
-    if given is None or wide is None or len(given) != 4 or len(wide) != 4:
+    source, head_axis = facts.input(node, 0), 1 if heads_first else 2
+    given, wide = facts.shape(source), facts.shape(value)
+    if given is None or wide is None or len(given) != 4 or len(wide) != 4 or given[head_axis] != 1:
         return value
-    same: list[tuple[Dimension, Dimension]] = [(given[axis], wide[axis]) for axis in (0, 2, 3)]
-    return source if given[1] == 1 and all(same_dim(a, b) for a, b in same) else value
+    if not all(same_dim(given[axis], wide[axis]) for axis in range(4) if axis != head_axis):
+        return value
+    added = facts.producer(source)
+    if is_op(added, "Unsqueeze") and facts.integers(facts.input(added, 1)) in ([head_axis], [head_axis - 4]):
+        return facts.input(added, 0)
+    return source

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from fusion_patterns.graph import Facts, attribute, is_op
-from fusion_patterns.lift.heads import slice_parameters
+from fusion_patterns.lift.slices import Sliced, recognise_slice
 from fusion_patterns.miss import Miss, miss
 
-__all__ = ["Rope", "RopeLayout", "recognise_rope"]
+__all__ = ["Angles", "Rope", "RopeLayout", "recognise_rope", "recognise_rope_of"]
 
 
 class RopeLayout(enum.Enum):
@@ -22,17 +23,27 @@ class RopeLayout(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Rope:
-    """`x` (..., D) rotated by the angles of `cos` and `sin`.
+class Angles:
+    """cos or sin of the angles: `value` is (B, 1, S, W), (B, S, 1, W) or (B, S, W), perhaps with a last axis of size 1.
 
-    `cos` and `sin` are the values before they are broadcast over the heads of axis `head_axis` (1 or 2): (B, S, D/2)
-    when `half_width`, else (B, S, D).
+    `head_axes` are the axes that may be the one broadcast over heads (two where S is 1 as well); none in three axes.
     """
 
+    value: ir.Value
+    head_axes: tuple[int, ...]
+
+    def fits(self, head_axis: int) -> bool:
+        """Whether these angles are broadcast over heads that lie on `head_axis` of the rotated value."""
+        return not self.head_axes or head_axis in self.head_axes
+
+
+@dataclass(frozen=True)
+class Rope:
+    """`x` (..., D) rotated by the angles of `cos` and `sin`, which are D/2 wide when `half_width`, else D."""
+
     x: ir.Value
-    cos: ir.Value
-    sin: ir.Value
-    head_axis: int
+    cos: Angles
+    sin: Angles
     half_width: bool
     input_layout: RopeLayout
     output_layout: RopeLayout
@@ -46,83 +57,150 @@ def recognise_rope(value: ir.Value, facts: Facts) -> Rope | Miss:
     ---------
     1. e, o = x[::2], x[1::2]; Concat(e * cos - o * sin, o * cos + e * sin): interleaved in, half out.
     2. x * cos + Concat(-x[D/2:], x[:D/2]) * sin: half in, half out.
+    3. 2 on x whose pairs were drawn apart before (Reshape, Transpose, Reshape): interleaved in, half out.
+    4. The halves of 1 stacked on a new last axis, then Reshape: interleaved in and out.
+    5. Complex product: x as (.., D/2, 2), parts sliced off the last axis, Concat, Reshape: interleaved in and out.
+    6. RotaryEmbedding on four axes with angles (B, S, D/2).
     """
     return facts.remember("rope", value, _rope)
 
 
+def recognise_rope_of(parts: tuple[ir.Value, ...], facts: Facts) -> Rope | Miss:
+    """The rotation that one value is, or that two values are the halves of (spelling 1 without its Concat)."""
+    if len(parts) == 1:
+        return recognise_rope(parts[0], facts)
+    rotated = _pair(parts[0], parts[1], RopeLayout.HALF, facts)
+    return rotated if rotated is not None else _no_rotation(parts[0], "halves e c - o s and o c + e s", "other values")
+
+
 def _rope(value: ir.Value, facts: Facts) -> Rope | Miss:
     node = facts.producer(value)
-    if is_op(node, "Concat") and len(node.inputs) == 2:
-        return _even_odd(node, value, facts)
-    if is_op(node, "Add"):
-        return _rotate_half(node, value, facts)
-    return miss("rope-unrecognised", value, "a rotation", node.op_type if node is not None else "a graph input")
+    rotated: Rope | None = None
+    if is_op(node, "Concat") and len(node.inputs) == 2 and facts.axis(node, node.outputs[0]) == _last(node, facts):
+        rotated = _pair(facts.input(node, 0), facts.input(node, 1), RopeLayout.HALF, facts)
+    elif is_op(node, "Add"):
+        rotated = _rotate_half(node, facts)
+    elif is_op(node, "Reshape"):
+        rotated = _joined_pairs(node, facts)
+    elif is_op(node, "RotaryEmbedding"):
+        rotated = _single_node(node, facts)
+    if rotated is None:
+        return _no_rotation(value, "a rotation", node.op_type if node is not None else "a graph input")
+    width = facts.size(rotated.x, -1)
+    expected = width // 2 if rotated.half_width and width else width
+    found = [_width(angles, facts) for angles in (rotated.cos, rotated.sin)]
+    if expected is None or any(width not in (expected, None) for width in found):  # unknown: the product fits it
+        return _no_rotation(value, f"cos and sin {expected} wide", f"{found[0]} and {found[1]} wide")
+    return rotated
 
 
-def _even_odd(node: ir.Node, value: ir.Value, facts: Facts) -> Rope | Miss:
-    rank = facts.rank(value)
-    first, second = (None if i is None else facts.producer(i) for i in node.inputs)
-    if rank is None or facts.axis(node, value) != rank - 1 or not is_op(first, "Sub") or not is_op(second, "Add"):
-        return miss("rope-unrecognised", value, "Concat(Sub, Add) over the last axis", "other operators")
-    assert first is not None  # is_op has looked at both
-    assert second is not None
-    even_cos, odd_sin = _factors(facts.input(first, 0), facts), _factors(facts.input(first, 1), facts)
-    products = [_factors(facts.input(second, 0), facts), _factors(facts.input(second, 1), facts)]
-    if even_cos is None or odd_sin is None or products[0] is None or products[1] is None:
-        return miss("rope-unrecognised", value, "products of halves with cos and sin", "other operators")
-    for even, cos in (even_cos, even_cos[::-1]):
-        for odd, sin in (odd_sin, odd_sin[::-1]):
-            x = _every_second(even, 0, facts)
-            if x is None or _every_second(odd, 1, facts) is not x:
+def _no_rotation(value: ir.Value, expected: str, found: str) -> Miss:
+    return miss("rope-unrecognised", value, expected, found)
+
+
+def _last(node: ir.Node, facts: Facts) -> int:
+    return (facts.rank(node.outputs[0]) or 0) - 1
+
+
+def _width(angles: Angles, facts: Facts) -> int | None:
+    rank = facts.rank(angles.value)
+    return facts.size(angles.value, 3 if rank == 5 else -1)
+
+
+def _pair(first: ir.Value, second: ir.Value, output: RopeLayout, facts: Facts) -> Rope | None:
+    """first = e * cos - o * sin and second = o * cos + e * sin, with e and o the members of interleaved pairs of x."""
+    difference, total = facts.producer(first), facts.producer(second)
+    if not is_op(difference, "Sub") or not is_op(total, "Add"):
+        return None
+    minuend, subtrahend = (_factors(facts.input(difference, index), facts) for index in (0, 1))
+    products = [_factors(facts.input(total, index), facts) for index in (0, 1)]
+    if minuend is None or subtrahend is None or products[0] is None or products[1] is None:
+        return None
+    for even, cos in (minuend, minuend[::-1]):
+        for odd, sin in (subtrahend, subtrahend[::-1]):
+            x = _member(even, 0, facts)
+            if x is None or _member(odd, 1, facts) is not x:
                 continue
             if not _is_pair_of_products(products[0], products[1], (odd, cos), (even, sin)):
-                return miss("rope-unrecognised", value, "o * cos + e * sin in the second half", "other products")
-            return _with_angles(value, x, cos, sin, True, RopeLayout.INTERLEAVED, node, facts)
-    return miss("rope-unrecognised", value, "even and odd features of one value", "other factors")
+                return None
+            angles = _angles(cos, facts), _angles(sin, facts)
+            if angles[0] is None or angles[1] is None:
+                return None
+            return Rope(x, angles[0], angles[1], True, RopeLayout.INTERLEAVED, output, difference)
+    return None
 
 
-def _rotate_half(node: ir.Node, value: ir.Value, facts: Facts) -> Rope | Miss:
-    products = [_factors(facts.input(node, 0), facts), _factors(facts.input(node, 1), facts)]
+def _rotate_half(node: ir.Node, facts: Facts) -> Rope | None:
+    products = [_factors(facts.input(node, index), facts) for index in (0, 1)]
     if products[0] is None or products[1] is None:
-        return miss("rope-unrecognised", value, "x * cos + rotated(x) * sin", "other operators")
+        return None
     for direct, crossed in ((products[0], products[1]), (products[1], products[0])):
         for rotated, sin in (crossed, crossed[::-1]):
             x = _rotated_half(rotated, facts)
-            if x is None:
+            cos = None if x is None else _other_factor(direct, x)
+            if x is None or cos is None:
                 continue
-            for given, cos in (direct, direct[::-1]):
-                if given is x:
-                    return _with_angles(value, x, cos, sin, False, RopeLayout.HALF, node, facts)
-    return miss("rope-unrecognised", value, "x * cos + rotated(x) * sin", "an Add of other products")
+            angles = _angles(cos, facts), _angles(sin, facts)
+            if angles[0] is None or angles[1] is None:
+                return None
+            pairs = _drawn_apart(x, facts)
+            layout = RopeLayout.HALF if pairs is None else RopeLayout.INTERLEAVED
+            return Rope(pairs or x, angles[0], angles[1], False, layout, RopeLayout.HALF, node)
+    return None
 
 
-def _with_angles(
-    value: ir.Value,
-    x: ir.Value,
-    cos: ir.Value,
-    sin: ir.Value,
-    half_width: bool,
-    input_layout: RopeLayout,
-    node: ir.Node,
-    facts: Facts,
-) -> Rope | Miss:
-    cosine, sine = _before_head_axis(cos, facts), _before_head_axis(sin, facts)
-    width = facts.size(x, -1)
-    expected = width // 2 if half_width and width else width
-    if cosine is None or sine is None or cosine[1] != sine[1]:
-        return miss("rope-unrecognised", value, "cos and sin (B, S, D) broadcast over heads", "another shape")
-    if expected is None or facts.size(cosine[0], -1) != expected or facts.size(sine[0], -1) != expected:
-        return miss("rope-unrecognised", value, f"cos and sin {expected} wide", f"{facts.size(cosine[0], -1)} wide")
-    return Rope(x, cosine[0], sine[0], cosine[1], half_width, input_layout, RopeLayout.HALF, node)
+def _other_factor(factors: _Product, x: ir.Value) -> ir.Value | None:
+    return factors[1] if factors[0] is x else factors[0] if factors[1] is x else None
 
 
-def _before_head_axis(value: ir.Value, facts: Facts) -> tuple[ir.Value, int] | None:
-    """(B, S, D) of a value (B, 1, S, D) or (B, S, 1, D) that Unsqueeze made of it, and the axis of the 1."""
-    node = facts.producer(value)
-    if not is_op(node, "Unsqueeze") or facts.rank(facts.input(node, 0)) != 3:
+def _joined_pairs(reshape: ir.Node, facts: Facts) -> Rope | None:
+    """Reshape(Concat of both results along a new or a unit last axis): pairs next to each other again."""
+    join = facts.producer(facts.input(reshape, 0))
+    if not is_op(join, "Concat") or len(join.inputs) != 2 or facts.axis(join, join.outputs[0]) != _last(join, facts):
         return None
-    axes = facts.integers(facts.input(node, 1))
-    return (facts.input(node, 0), axes[0] % 4) if axes in ([1], [2], [-3], [-2]) else None
+    if facts.size(join.outputs[0], -1) != 2 or not _folds_last_two(reshape, facts):
+        return None
+    halves = [_without_last_axis(facts.input(join, index), facts) for index in (0, 1)]
+    return _pair(halves[0], halves[1], RopeLayout.INTERLEAVED, facts)
+
+
+def _without_last_axis(value: ir.Value, facts: Facts) -> ir.Value:
+    """The value before Unsqueeze added a last axis; as it is where its last axis came otherwise."""
+    node = facts.producer(value)
+    if is_op(node, "Unsqueeze") and facts.integers(facts.input(node, 1)) in ([-1], [(facts.rank(value) or 0) - 1]):
+        return facts.input(node, 0)
+    return value
+
+
+def _folds_last_two(reshape: ir.Node, facts: Facts) -> bool:
+    source, result = facts.shape(facts.input(reshape, 0)), facts.shape(reshape.outputs[0])
+    if source is None or result is None or len(source) != len(result) + 1:
+        return False
+    return list(source[:-2]) == list(result[:-1]) and result[-1] == _product(source[-2], source[-1])
+
+
+def _product(left: object, right: object) -> int | None:
+    return left * right if isinstance(left, int) and isinstance(right, int) else None
+
+
+def _single_node(node: ir.Node, facts: Facts) -> Rope | None:
+    x = facts.input(node, 0)
+    if facts.rank(x) != 4 or (len(node.inputs) > 3 and node.inputs[3] is not None):
+        return None
+    if attribute(node, "rotary_embedding_dim", 0) not in (0, facts.size(x, -1)):
+        return None
+    cos, sin = (Angles(facts.input(node, index), ()) for index in (1, 2))
+    layout = RopeLayout.INTERLEAVED if attribute(node, "interleaved", 0) else RopeLayout.HALF
+    return Rope(x, cos, sin, True, layout, layout, node)
+
+
+def _angles(value: ir.Value, facts: Facts) -> Angles | None:
+    """Angles of four axes, or five with a last one of size 1, and the axes that may be broadcast over heads."""
+    shape = facts.shape(value)
+    if shape is None or len(shape) not in (4, 5) or (len(shape) == 5 and shape[4] != 1):
+        return None
+    head_axes = tuple(axis for axis in (1, 2) if shape[axis] == 1)
+    return Angles(value, head_axes) if head_axes else None
 
 
 _Product = tuple[ir.Value, ir.Value]
@@ -130,9 +208,7 @@ _Product = tuple[ir.Value, ir.Value]
 
 def _factors(value: ir.Value, facts: Facts) -> _Product | None:
     node = facts.producer(value)
-    if not is_op(node, "Mul"):
-        return None
-    return facts.input(node, 0), facts.input(node, 1)
+    return (facts.input(node, 0), facts.input(node, 1)) if is_op(node, "Mul") else None
 
 
 def _is_pair_of_products(left: _Product, right: _Product, one: _Product, other: _Product) -> bool:
@@ -142,47 +218,66 @@ def _is_pair_of_products(left: _Product, right: _Product, one: _Product, other: 
     return (same(left, one) and same(right, other)) or (same(left, other) and same(right, one))
 
 
-def _every_second(value: ir.Value, first: int, facts: Facts) -> ir.Value | None:
-    """x of x[..., first::2]."""
-    node = facts.producer(value)
-    if not is_op(node, "Slice"):
+def _member(value: ir.Value, which: int, facts: Facts) -> ir.Value | None:
+    """x of x[..., which::2], or of x as (.., D/2, 2) with member `which` cut from the last axis."""
+    cut = recognise_slice(value, facts)
+    rank = facts.rank(value)
+    if cut is None or rank is None or cut.axis != rank - 1 or cut.start != which:
         return None
-    parameters, rank = slice_parameters(node, facts), facts.rank(value)
-    if parameters is None or rank is None:
+    width = facts.size(cut.source, -1)
+    if cut.step == 2 and width is not None and cut.size == width // 2 and width % 2 == 0:
+        return cut.source
+    if cut.step == 1 and cut.size == 1 and width == 2:
+        return _unfolded(cut, facts)
+    return None
+
+
+def _unfolded(cut: Sliced, facts: Facts) -> ir.Value | None:
+    """x (.., D) of a slice of Reshape(x, (.., D/2, 2))."""
+    reshape = facts.producer(cut.source)
+    if not is_op(reshape, "Reshape"):
         return None
-    start, end, axis, step = parameters
-    width = facts.size(facts.input(node, 0), -1)
-    whole = width is not None and end >= width
-    return facts.input(node, 0) if (start, axis % rank, step) == (first, rank - 1, 2) and whole else None
+    wide, pairs = facts.shape(facts.input(reshape, 0)), facts.shape(cut.source)
+    if wide is None or pairs is None or len(pairs) != len(wide) + 1 or list(pairs[:-2]) != list(wide[:-1]):
+        return None
+    return facts.input(reshape, 0) if _product(pairs[-2], pairs[-1]) == wide[-1] else None
+
+
+def _drawn_apart(value: ir.Value, facts: Facts) -> ir.Value | None:
+    """x of Reshape(Transpose(Reshape(x, (.., D/2, 2)), last two), (.., D)): interleaved pairs put in half order."""
+    fold = facts.producer(value)
+    swap = facts.producer(facts.input(fold, 0)) if is_op(fold, "Reshape") else None
+    unfold = facts.producer(facts.input(swap, 0)) if is_op(swap, "Transpose") else None
+    if fold is None or swap is None or not is_op(unfold, "Reshape"):
+        return None
+    x = facts.input(unfold, 0)
+    shape, pairs = facts.shape(x), facts.shape(unfold.outputs[0])
+    if shape is None or pairs is None or len(pairs) != len(shape) + 1 or pairs[-1] != 2:
+        return None
+    rank = len(pairs)
+    exchanged = [*range(rank - 2), rank - 1, rank - 2]
+    fits = list(pairs[:-2]) == list(shape[:-1]) and facts.shape(value) == shape
+    return x if fits and list(attribute(swap, "perm") or ()) == exchanged else None
 
 
 def _rotated_half(value: ir.Value, facts: Facts) -> ir.Value | None:
     """x of Concat(-x[D/2:], x[:D/2])."""
     node = facts.producer(value)
-    rank = facts.rank(value)
-    if not is_op(node, "Concat") or len(node.inputs) != 2 or rank is None:
+    if not is_op(node, "Concat") or len(node.inputs) != 2 or facts.axis(node, node.outputs[0]) != _last(node, facts):
         return None
     negated = facts.producer(facts.input(node, 0))
-    if facts.axis(node, value) != rank - 1 or not is_op(negated, "Neg"):
+    if not is_op(negated, "Neg"):
         return None
-    upper, lower = facts.input(negated, 0), facts.input(node, 1)
-    x = None if upper is None else _half(upper, rank, facts, upper=True)
-    return x if x is not None and lower is not None and _half(lower, rank, facts, upper=False) is x else None
+    sources = set(_half(facts.input(negated, 0), True, facts)) & set(_half(facts.input(node, 1), False, facts))
+    return sources.pop() if sources else None
 
 
-def _half(value: ir.Value, rank: int, facts: Facts, *, upper: bool) -> ir.Value | None:
-    """x of x[..., D/2:] or x[..., :D/2]: a Slice, or an output of a Split in two."""
-    node = facts.producer(value)
-    if node is None or not node.inputs:
-        return None
-    source = facts.input(node, 0)
-    width = facts.size(source, -1)
-    if width is None or width % 2 or facts.size(value, -1) != width // 2:
-        return None
-    if is_op(node, "Split") and len(node.outputs) == 2 and attribute(node, "axis") in (-1, rank - 1):
-        return source if node.outputs[int(upper)] is value else None
-    if is_op(node, "Slice"):
-        parameters = slice_parameters(node, facts)
-        if parameters is not None and parameters[2] % rank == rank - 1 and parameters[3] == 1:
-            return source if parameters[0] in ((width // 2, -(width // 2)) if upper else (0, -width)) else None
-    return None
+def _half(value: ir.Value, upper: bool, facts: Facts) -> Iterator[ir.Value]:
+    """x where the value is x[..., D/2:] or x[..., :D/2]."""
+    cut = recognise_slice(value, facts)
+    rank = facts.rank(value)
+    width = None if cut is None else facts.size(cut.source, -1)
+    if cut is None or rank is None or width is None or width % 2 or cut.axis != rank - 1:
+        return
+    if (cut.start, cut.size, cut.step) == (width // 2 if upper else 0, width // 2, 1):
+        yield cut.source

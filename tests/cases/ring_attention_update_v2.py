@@ -163,6 +163,7 @@ def layouts() -> list[Case]:
         case("sbh_said", Padded(), input_layout="SBH", input_softmax_layout=""),
         case("tnd_softmax_layout_by_default", Packed()),
         case("tnd_tnd_lengths_are_ignored", Packed(), lengths(2, 9), input_softmax_layout="TND"),
+        case("published_example", Packed(lengths=(2,), heads=1, head_size=64), input_softmax_layout="TND"),
         case("tnd_tnd_without_lengths", Packed(), without_lengths, input_softmax_layout="TND"),
     ]
     for order, softmax_layout in SOFTMAX_LAYOUTS.items():
@@ -184,11 +185,17 @@ def sizes() -> list[Case]:
     found += [case(f"sbh_heads_{n}", Padded(heads=n)) for n in (1, 2, 5, 7, 8, 9, 16, 17)]
     found += [case(f"sbh_head_size_{d}", Padded(head_size=d)) for d in (1, 2, 3, 5, 7, 8, 15, 17, 63, 65)]
     for order, softmax_layout in SOFTMAX_LAYOUTS.items():
-        attributes = {"input_softmax_layout": softmax_layout}
-        found += [case(f"tnd_{order}_one_batch_of_{t}", Packed(lengths=(t,)), **attributes) for t in around_powers]
-        found += [case(f"tnd_{order}_heads_{n}", Packed(heads=n), **attributes) for n in (1, 2, 5, 7, 8, 9, 16, 17)]
         found += [
-            case(f"tnd_{order}_head_size_{d}", Packed(head_size=d), **attributes) for d in (1, 2, 3, 5, 7, 8, 15, 17, 65)
+            case(f"tnd_{order}_one_batch_of_{t}", Packed(lengths=(t,)), input_softmax_layout=softmax_layout)
+            for t in around_powers
+        ]
+        found += [
+            case(f"tnd_{order}_heads_{n}", Packed(heads=n), input_softmax_layout=softmax_layout)
+            for n in (1, 2, 5, 7, 8, 9, 16, 17)
+        ]
+        found += [
+            case(f"tnd_{order}_head_size_{d}", Packed(head_size=d), input_softmax_layout=softmax_layout)
+            for d in (1, 2, 3, 5, 7, 8, 15, 17, 65)
         ]
     return found
 
@@ -220,12 +227,11 @@ def emptiness() -> list[Case]:
         case("sbh_empty_s_float16", Padded(tokens=0, dtype=FLOAT16)),
     ]
     for order, softmax_layout in SOFTMAX_LAYOUTS.items():
-        attributes = {"input_softmax_layout": softmax_layout}
         found += [
-            case(f"tnd_{order}_empty_t", Packed(lengths=(0,)), **attributes),
-            case(f"tnd_{order}_empty_t_of_three", Packed(lengths=(0, 0, 0)), **attributes),
-            case(f"tnd_{order}_no_batch", Packed(lengths=()), **attributes),
-            case(f"tnd_{order}_empty_t_one_head", Packed(lengths=(0,), heads=1), **attributes),
+            case(f"tnd_{order}_empty_t", Packed(lengths=(0,)), input_softmax_layout=softmax_layout),
+            case(f"tnd_{order}_empty_t_of_three", Packed(lengths=(0, 0, 0)), input_softmax_layout=softmax_layout),
+            case(f"tnd_{order}_no_batch", Packed(lengths=()), input_softmax_layout=softmax_layout),
+            case(f"tnd_{order}_empty_t_one_head", Packed(lengths=(0,), heads=1), input_softmax_layout=softmax_layout),
         ]
     return found
 
@@ -267,8 +273,15 @@ def numerics() -> list[Case]:
         case("tnd_default_attention_only", Packed(), outputs=("attn_out",)),
     ]
     for order, softmax_layout in SOFTMAX_LAYOUTS.items():
-        attributes = {"input_softmax_layout": softmax_layout}
-        found.append(case(f"tnd_{order}_unequal_lanes", Packed(), unequal_lanes, outputs=statistics, **attributes))
+        found.append(
+            case(
+                f"tnd_{order}_unequal_lanes",
+                Packed(),
+                unequal_lanes,
+                outputs=statistics,
+                input_softmax_layout=softmax_layout,
+            )
+        )
     return found
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.oracles import Array, Expected
+from tests.oracles.numerics import widen
 
 __all__ = ["MIXED_TOLERANCE", "MixedTolerance", "Tolerance", "compare", "compare_all", "compare_within"]
 
@@ -84,7 +85,7 @@ def compare_within(
         return [f"{name}: expected shape {expected.shape}, got {actual.shape}"]
     mask = np.ones(expected.shape, np.bool_) if mask is None else mask
     counted = mask if counted is None else mask & counted
-    left, right = _float64(actual), _float64(expected)
+    left, right = widen(actual), widen(expected)
     wrong = mask & ~_within(left, right, tolerance.rtol, tolerance.atol)
     found = [_worst(name, left, right, wrong)] if wrong.any() else []
     if tolerance.max_fraction is not None:
@@ -108,7 +109,7 @@ def _computed(name: str, actual: Array, expected: Expected) -> list[str]:
     count = np.count_nonzero(computed)
     if count == 0:
         return []
-    left, right = _float64(actual), _float64(expected.value)
+    left, right = widen(actual), widen(expected.value)
     if expected.dtype == np.int8:
         tolerance = Tolerance(0.0, 1.0, INT8_MAX_FRACTION)
         return compare_within(name, actual, expected.value, tolerance, mask=computed)
@@ -129,10 +130,6 @@ def _computed(name: str, actual: Array, expected: Expected) -> list[str]:
 def _within(actual: Array, expected: Array, rtol: float, atol: float) -> NDArray[np.bool_]:
     """`|actual - expected| <= atol + rtol * |expected|`; NaN agrees with NaN and an infinity with itself only."""
     return np.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
-
-
-def _float64(array: Array) -> NDArray[np.float64]:
-    return array.astype(np.float32).astype(np.float64) if array.dtype.kind == "V" else array.astype(np.float64)
 
 
 def _bits(array: Array) -> Array:

@@ -30,6 +30,35 @@ IR_VERSION = 10
 LOG_ERRORS_ONLY = 3
 
 SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "MlaPreprocess": (
+        (
+            "input",
+            "gamma_0",
+            "beta_0",
+            "quant_scale_0",
+            "quant_offset_0",
+            "wdqkv",
+            "descale_0",
+            "bias_0",
+            "gamma_1",
+            "beta_1",
+            "quant_scale_1",
+            "quant_offset_1",
+            "wuq",
+            "descale_1",
+            "bias_1",
+            "gamma_2",
+            "cos",
+            "sin",
+            "wuk",
+            "kv_cache",
+            "kv_cache_rope",
+            "slot_mapping",
+            "ctkv_scale",
+            "q_nope_scale",
+        ),
+        ("q_out", "kv_cache_out", "q_rope_out", "kr_cache_out"),
+    ),
     "MlaPrologV2WeightNz": (
         (
             "token_x",
@@ -53,6 +82,18 @@ SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "smooth_scales_cq",
         ),
         ("query", "query_rope", "kv_cache_out", "kr_cache_out", "dequant_scale_q_nope"),
+    ),
+    "RingAttentionUpdateV2": (
+        (
+            "prev_attn_out",
+            "prev_softmax_max",
+            "prev_softmax_sum",
+            "cur_attn_out",
+            "cur_softmax_max",
+            "cur_softmax_sum",
+            "actual_seq_qlen",
+        ),
+        ("attn_out", "softmax_max", "softmax_sum"),
     ),
     "SparseFlashAttention": (
         (

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.cases import ALL_CASES, RUNNABLE_CASES
+from tests.cases import ALL_CASES, RUNNABLE_CASES, case_called
 from tests.cases.case import Case
 
 from .compare import compare_all
@@ -16,6 +16,9 @@ OPSETS = range(17, 26)
 OPSET_CASES = {
     "MlaPrologV2WeightNz-bfloat16_pa_nz_bsh_packed",
     "MlaPrologV2WeightNz-pa_bsnd_some_skipped",
+    "RingAttentionUpdateV2-bfloat16_sbh",
+    "RingAttentionUpdateV2-float16_tnd_default",
+    "RingAttentionUpdateV2-tnd_tnd_middle_empty",
     "SparseFlashAttention-ragged_tnd_paged",
     "SparseFlashAttention-block_4_bsnd_bsnd_mode3",
     "SparseFlashAttention-batch_2_by_33",
@@ -44,5 +47,5 @@ def test_body(case: Case, symbolic: bool) -> None:
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("name", sorted(OPSET_CASES))
 def test_body_at_opset(name: str, opset: int) -> None:
-    (case,) = [c for c in RUNNABLE_CASES if str(c) == name]
+    case = case_called(name)
     assert compare_all(run_body(model_of(case, symbolic=True, opset=opset), case.inputs), case.expected) == []

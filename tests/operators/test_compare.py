@@ -8,18 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.cases import ALL_CASES
+from tests.cases import ALL_CASES, case_called
 from tests.cases.case import Case
 from tests.oracles import Array, Expected
 
 from .compare import MIXED_TOLERANCE, Tolerance, compare, compare_all, compare_within
 
 FLOATS = list(MIXED_TOLERANCE)
-
-
-def outputs_of(name: str) -> dict[str, Expected]:
-    (case,) = [c for c in ALL_CASES if str(c) == name]
-    return dict(case.expected)
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=str)
@@ -105,6 +100,7 @@ def with_first_element(value: float) -> Callable[[Array], Array]:
 ROUTING = "MoeInitRoutingV3-float32_scatter_range_scale"
 ATTENTION = "SparseFlashAttention-bfloat16_bsnd_bsnd_mode3"
 PROLOG = "MlaPrologV2WeightNz-bfloat16_pa_nz_bsh_nd"
+RING = "RingAttentionUpdateV2-float32_tnd_default"
 SKIPPED = "MlaPrologV2WeightNz-pa_bsnd_other_negatives"
 MUTATIONS: list[tuple[str, str, Callable[[Array], Array]]] = [
     (ROUTING, "expanded_row_idx", lambda a: np.concatenate([a[1::-1], a[2:]])),
@@ -119,6 +115,10 @@ MUTATIONS: list[tuple[str, str, Callable[[Array], Array]]] = [
     (SKIPPED, "kv_cache_out", with_first_element(0.5)),
     (SKIPPED, "kr_cache_out", lambda a: a[::-1]),
     (SKIPPED, "kv_cache_out", np.zeros_like),
+    (RING, "attn_out", lambda a: a[:, ::-1]),
+    (RING, "attn_out", lambda a: a * np.float32(1.01)),
+    (RING, "softmax_max", lambda a: np.nextafter(a, np.float32(100))),
+    (RING, "softmax_sum", lambda a: a.swapaxes(0, 1).reshape(a.shape)),
     (PROLOG, "query_rope", lambda a: np.concatenate([a[..., 8:], a[..., :8]], axis=-1)),
     (PROLOG, "query", lambda a: a[:, :, ::-1]),
     (PROLOG, "kv_cache_out", lambda a: a.reshape(3, 2, 4, 16).swapaxes(1, 2).reshape(a.shape)),
@@ -127,7 +127,7 @@ MUTATIONS: list[tuple[str, str, Callable[[Array], Array]]] = [
 
 @pytest.mark.parametrize(("name", "output", "mutate"), MUTATIONS)
 def test_a_mutation_is_found(name: str, output: str, mutate: Callable[[Array], Array]) -> None:
-    expected = outputs_of(name)
+    expected = case_called(name).expected
     actual = {n: e.rounded() for n, e in expected.items()}
     actual[output] = np.ascontiguousarray(mutate(actual[output]))
     found = compare_all(actual, expected)

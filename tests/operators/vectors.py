@@ -20,8 +20,10 @@ from .compare import Tolerance
 __all__ = ["VECTORS", "Vector", "read_vector"]
 
 OPERATORS = {
+    "mla_preprocess": "MlaPreprocess",
     "mla_prolog_v2_weight_nz": "MlaPrologV2WeightNz",
     "moe_init_routing_v3": "MoeInitRoutingV3",
+    "ring_attention_update_v2": "RingAttentionUpdateV2",
     "sparse_flash_attention": "SparseFlashAttention",
 }
 RAW_TYPES = {

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .numerics import Float64, quantise, rms_norm, round_to, widen
 from .result import Array, Expected
 
-__all__ = ["mla_preprocess"]
+__all__ = ["mla_preprocess", "tie_distance"]
 
 EPSILON = 1e-6
 """Of all three norms, whatever the attribute says."""
@@ -59,6 +59,7 @@ def mla_preprocess(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -
         }
     results = {"q_out": Expected.maths(query, element)}
     if mode == NZ_INT8:
+        # As in the published golden code, both are rounded to the type of the input before they are quantised.
         q_scale = inputs["q_nope_scale"].reshape(-1, 1)
         results["q_out"] = Expected.maths(quantise(round_to(query, element), q_scale), np.int8)
         key = widen(quantise(round_to(key, element), _reciprocal(inputs["ctkv_scale"])))
@@ -66,6 +67,24 @@ def mla_preprocess(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -
     results["q_rope_out"] = Expected.maths(query_rope, element)
     results["kr_cache_out"] = _written(inputs, "kv_cache_rope", key_rope, mode)
     return results
+
+
+def tie_distance(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> float:
+    """How close the int8 roundings before the two products come to a tie, where float32 maths may round either way.
+
+    One step of int8 there moves a whole row of the results.
+    """
+    latent_and_rope = inputs["gamma_2"].size + inputs["cos"].shape[-1]
+    c_q = _first_projection(inputs, attributes)[:, latent_and_rope:]
+    x = widen(inputs["input"])
+    stages = (_norm(inputs, x, 0) if attributes.get("do_rms_norm", 1) else x, _norm(inputs, c_q, 1))
+    distance = 0.5
+    for stage, rows in enumerate(stages):
+        scale, offset = _quantisation(inputs, stage)
+        scaled = rows * widen(scale) + np.asarray(offset, np.float64)
+        from_tie = np.abs(scaled - np.floor(scaled) - 0.5)
+        distance = min(distance, float(np.min(from_tie, initial=0.5, where=np.abs(scaled) < 129)))
+    return distance
 
 
 def half_rope(x: Float64, cos: Float64, sin: Float64) -> Float64:
@@ -101,13 +120,18 @@ def _norm(inputs: Mapping[str, Array], x: Float64, stage: int) -> Float64:
 
 def _int8_projection(inputs: Mapping[str, Array], x: Float64, weight: str, stage: int) -> Float64:
     """`x` in int8, times the weight in int32, plus the bias; each column is scaled and rounded to the input's type."""
-    offset = _optional(inputs, f"quant_offset_{stage}")
-    quantised = quantise(x, _reciprocal(inputs[f"quant_scale_{stage}"]), 0.0 if offset is None else offset)
-    product = widen(quantised) @ widen(_matrix(inputs[weight])).T
+    scale, offset = _quantisation(inputs, stage)
+    product = widen(quantise(x, scale, offset)) @ widen(_matrix(inputs[weight])).T
     bias = _optional(inputs, f"bias_{stage}")
     if bias is not None:
         product = product + widen(bias).reshape(-1)
     return round_to(product * widen(_descale(inputs[f"descale_{stage}"])), inputs["input"].dtype)
+
+
+def _quantisation(inputs: Mapping[str, Array], stage: int) -> tuple[Array, Array | float]:
+    """Factor and offset; without an offset the quantisation is symmetric."""
+    offset = _optional(inputs, f"quant_offset_{stage}")
+    return _reciprocal(inputs[f"quant_scale_{stage}"]), 0.0 if offset is None else offset
 
 
 def _reciprocal(scale: Array) -> NDArray[np.float32]:
@@ -127,11 +151,15 @@ def _optional(inputs: Mapping[str, Array], name: str) -> Array | None:
 
 
 def _matrix(stored: Array) -> Array:
-    """The (n, k) matrix of a weight in FRACTAL_NZ storage (k / w0, n, w0); matrices are returned as they are."""
+    """The (n, k) matrix of a weight in FRACTAL_NZ storage; matrices are returned as they are.
+
+    Storage is (k / w0, n, w0), or (k / w0, n / 16, 16, w0), which is the same memory.
+    """
     if stored.ndim == 2:
         return stored
-    columns, n, w0 = stored.shape
-    return stored.transpose(1, 0, 2).reshape(n, columns * w0)
+    columns, w0 = stored.shape[0], stored.shape[-1]
+    n = stored.size // (columns * w0)
+    return stored.reshape(columns, n, w0).transpose(1, 0, 2).reshape(n, columns * w0)
 
 
 def _weight_uk(stored: Array) -> Float64:
@@ -152,9 +180,7 @@ def _written(inputs: Mapping[str, Array], name: str, rows: Float64, mode: int) -
     places = np.divmod(slots[kept], value.shape[1])
     value[places] = rows[kept]
     written[places] = True
-    return Expected.maths(
-        _stored(value, cache.shape, mode), cache.dtype, computed=_stored(written, cache.shape, mode)
-    )
+    return Expected.maths(_stored(value, cache.shape, mode), cache.dtype, computed=_stored(written, cache.shape, mode))
 
 
 def _slots_first(cache: Array, mode: int) -> Array:

@@ -32,7 +32,7 @@ FRACTAL_ROWS = 16
 
 def widen(array: Array) -> Float64:
     """`array` in float64; every type here converts exactly."""
-    return array.astype(np.float32).astype(np.float64) if array.dtype.kind == "V" else array.astype(np.float64)
+    return array.astype(np.float64)
 
 
 def round_to(array: Float64, dtype: DTypeLike) -> Float64:

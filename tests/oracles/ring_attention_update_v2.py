@@ -44,7 +44,8 @@ def ring_attention_update_v2(inputs: Mapping[str, Array], attributes: Mapping[st
 
 def _head_size(attention: Array, share: Float64) -> int:
     """D: the last axis holds the N heads of a row in SBH, and one head in TND."""
-    return attention.shape[-1] if share.ndim == attention.ndim else attention.shape[-1] // share.shape[-2]
+    width = int(attention.shape[-1])
+    return width if share.ndim == attention.ndim else width // int(share.shape[-2])
 
 
 def _by_attention_row(share: Float64, inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> Float64:

@@ -1,0 +1,130 @@
+"""Concatenations, also written as slice assignments into an empty buffer."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusion_patterns.graph import Facts
+from fusion_patterns.lift.concat import Concat, recognise_concat
+from fusion_patterns.miss import Miss
+from tests.fusion_patterns.claims import assert_true
+from tests.fusion_patterns.graphs import Run, graph, normal, value
+
+PARTS = {"a": "float[2,3,5,4]", "b": "float[2,3,5,2]"}
+FEEDS = normal(a=(2, 3, 5, 4), b=(2, 3, 5, 2))
+SPELLINGS = {
+    "Concat": ("y = Concat<axis=3>(a, b)", ("a", "b"), 3, (0, 1, 2, 3)),
+    "negative axis": ("y = Concat<axis=-1>(b, a)", ("b", "a"), 3, (0, 1, 2, 3)),
+    "transposed afterwards": ("c = Concat<axis=-1>(a, b) y = Transpose<perm=[0,1,3,2]>(c)", ("a", "b"), 3, (0, 1, 3, 2)),
+    "three parts": ("y = Concat<axis=3>(a, b, a)", ("a", "b", "a"), 3, (0, 1, 2, 3)),
+}
+
+
+@pytest.mark.parametrize(("body", "parts", "axis", "perm"), SPELLINGS.values(), ids=SPELLINGS)
+def test_concat(body: str, parts: tuple[str, ...], axis: int, perm: tuple[int, ...]) -> None:
+    model = graph(body, "y", **PARTS)
+    concat = recognise_concat(value(model, "y"), Facts())
+    assert isinstance(concat, Concat)
+    assert tuple(part.name for part in concat.parts) == parts
+    assert (concat.axis, concat.perm, concat.rank) == (axis, perm, 4)
+    assert_true(concat, value(model, "y"), Run(model, FEEDS))
+
+
+def write(buffer: str, update: str, result: str, start: str, end: str, *, limit: str = "width", perm: str = "3,1,2,0") -> str:
+    """result = buffer with `update` assigned to [..., start:end], as torch's exporter writes it."""
+    return f"""
+    {result}_all = Range(zero, {limit}, one)
+    {result}_cut = Slice({result}_all, {start}, {end}, first, step)
+    {result}_index = Unsqueeze({result}_cut, minus_one)
+    {result}_update = Transpose<perm=[{perm}]>({update})
+    {result}_buffer = Transpose<perm=[{perm}]>({buffer})
+    {result}_written = ScatterND({result}_buffer, {result}_index, {result}_update)
+    {result} = Transpose<perm=[{perm}]>({result}_written)
+    """
+
+
+BUFFER = "empty = ConstantOfShape(shape)"
+CONSTANTS = {
+    "shape": [2, 3, 5, 6],
+    "zero": 0,
+    "one": 1,
+    "width": 6,
+    "five": 5,
+    "minus_one": [-1],
+    "first": [0],
+    "step": [1],
+    "two_steps": [2],
+    "i0": [0],
+    "i1": [1],
+    "i2": [2],
+    "i4": [4],
+    "i5": [5],
+    "i6": [6],
+    "end": [2**63 - 1],
+}
+FRONT_A, BACK_B = ("a", "i0", "i4"), ("b", "i4", "end")
+
+
+def assigned(*writes: tuple[str, str, str], **options: str) -> str:
+    """A buffer, and one write after the other; the result is y."""
+    lines, buffer = [BUFFER], "empty"
+    for number, (update, start, end) in enumerate(writes):
+        result = "y" if number == len(writes) - 1 else f"w{number}"
+        lines.append(write(buffer, update, result, start, end, **options))
+        buffer = result
+    return "\n".join(lines)
+
+
+ASSIGNMENTS = {
+    "front, then the rest": (assigned(FRONT_A, BACK_B), ("a", "b")),
+    "the rest, then the front": (assigned(BACK_B, FRONT_A), ("a", "b")),
+    "the end as a number": (assigned(FRONT_A, ("b", "i4", "i6")), ("a", "b")),
+    "small part first": (assigned(("b", "i0", "i2"), ("a", "i2", "end")), ("b", "a")),
+    "another transpose": (assigned(FRONT_A, BACK_B, perm="3,2,1,0"), ("a", "b")),
+}
+
+
+@pytest.mark.parametrize(("body", "parts"), ASSIGNMENTS.values(), ids=ASSIGNMENTS)
+def test_slice_assignments(body: str, parts: tuple[str, ...]) -> None:
+    model = graph(body, "y", **PARTS, **CONSTANTS)
+    concat = recognise_concat(value(model, "y"), Facts())
+    assert isinstance(concat, Concat)
+    assert tuple(part.name for part in concat.parts) == parts
+    assert (concat.axis, concat.perm) == (3, (0, 1, 2, 3))
+    assert_true(concat, value(model, "y"), Run(model, FEEDS))
+
+
+def test_slice_assignments_transposed_afterwards() -> None:
+    body = assigned(FRONT_A, BACK_B).replace("y = Transpose<perm=[3,1,2,0]>", "y = Transpose<perm=[3,1,0,2]>")
+    model = graph(body, "y", **PARTS, **CONSTANTS)
+    concat = recognise_concat(value(model, "y"), Facts())
+    assert isinstance(concat, Concat)
+    assert_true(concat, value(model, "y"), Run(model, FEEDS))
+
+
+LAST = "y_written = ScatterND(y_buffer"
+OTHERS = {
+    "a gap": assigned(("b", "i0", "i2"), BACK_B),
+    "an overlap": assigned(FRONT_A, ("a", "i2", "end")),
+    "the front missing": assigned(BACK_B),
+    "the rest missing": assigned(FRONT_A),
+    "the same slice twice": assigned(FRONT_A, FRONT_A),
+    "added instead of assigned": assigned(FRONT_A, BACK_B).replace(LAST, LAST.replace("ScatterND", 'ScatterND<reduction="add">')),
+    "two layouts": assigned(FRONT_A, BACK_B).replace("y_update = Transpose<perm=[3,1,2,0]>(b)", "bt = Transpose<perm=[2,1,0,3]>(b) y_update = Transpose<perm=[3,1,0,2]>(bt)").replace("[2,3,5,6]", "[2,3,2,6]"),
+    "rows of another axis": assigned(FRONT_A, BACK_B).replace("y_buffer = Transpose<perm=[3,1,2,0]>(w0)", "y_buffer = Transpose<perm=[3,2,1,0]>(w0)").replace("y_update = Transpose<perm=[3,1,2,0]>", "y_update = Transpose<perm=[3,2,1,0]>"),
+    "every second row": assigned(FRONT_A, ("b", "i1", "i5")).replace("y_cut = Slice(y_all, i1, i5, first, step)", "y_cut = Slice(y_all, i1, i5, first, two_steps)"),
+    "rows that begin at one": assigned(("b", "i0", "i2"), ("a", "i2", "end")).replace("y_all = Range(zero", "y_all = Range(one"),
+    "fewer rows than the width": assigned(FRONT_A, ("one_column", "i4", "end"), limit="five"),
+    "not a concatenation": "y = Add(a, a)",
+}
+
+
+@pytest.mark.parametrize("body", OTHERS.values(), ids=OTHERS)
+def test_others_are_refused(body: str) -> None:
+    model = graph(body, "y", **PARTS, one_column="float[2,3,5,1]", **CONSTANTS)
+    assert isinstance(recognise_concat(value(model, "y"), Facts()), Miss)
+
+
+def test_a_graph_input_is_refused() -> None:
+    model = graph("y = Relu(a)", "y", **PARTS)
+    assert isinstance(recognise_concat(value(model, "a"), Facts()), Miss)
