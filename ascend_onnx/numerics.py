@@ -121,6 +121,21 @@ def every_second(op: OpBuilder, x: ir.Value, start: ir.Value | list[int]) -> ir.
     return lanes
 
 
+def float_of_bits(op: OpBuilder, bits: ir.Value) -> ir.Value:
+    """The float32 whose bits are the low 32 bits of the int64 `bits`, put together from sign, exponent and fraction.
+
+    Exact for every finite value, subnormal ones included, and for infinities; a NaN becomes an infinity.
+    """
+    word = op.Mod(bits, 2**32)
+    exponent, fraction = op.Mod(op.Div(word, 2**23), 256), op.Mod(word, 2**23)
+    mantissa = op.Where(op.Equal(exponent, 0), fraction, op.Add(fraction, 2**23))
+    powers = np.ldexp(np.float32(1), np.maximum(np.arange(256), 1) - 150).astype(np.float32)
+    power = op.Gather(op.Constant(value=ir.tensor(powers)), exponent)
+    magnitude = op.Mul(op.Cast(mantissa, to=ir.DataType.FLOAT), power)
+    value: ir.Value = op.Where(op.Less(word, 2**31), magnitude, op.Neg(magnitude))
+    return value
+
+
 def integer_matmul(op: OpBuilder, x: ir.Value, weight: ir.Value) -> ir.Value:
     """The exact int32 product of int8 tensors, `x` (..., k) and `weight` (k, n).
 

@@ -10,10 +10,10 @@ import onnx
 import onnx_ir as ir
 from onnx import defs
 from onnx.shape_inference import InferenceContext
-from onnx_ir.passes.common import ShapeInferencePass
 
 from ascend_onnx.operator import DOMAIN, VERSION, Attribute, Call, Dim, Input, Operator, Output, Tensor
 from ascend_onnx.operators import OPERATORS
+from ascend_onnx.tensors import proto_without_data
 
 __all__ = ["domain_nodes", "infer_types", "register", "schema", "unregister", "untyped_input"]
 
@@ -74,9 +74,19 @@ def untyped_input(node: ir.Node) -> ir.Value | None:
 
 
 def infer_types(model: ir.Model) -> None:
-    """Fill in element types and shapes of the model's values by shape inference, in place; weights are not read."""
+    """Fill in types and shapes that the model leaves out by shape inference, in place; weights are not read.
+
+    What the model states stays. (onnx_ir's own pass overwrites it, and makes tensors of sequences.)
+    """
     register()
-    ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    inferred = ir.from_proto(onnx.shape_inference.infer_shapes(proto_without_data(model), data_prop=True))
+    for graph, inferred_graph in zip(model.graphs(), inferred.graphs(), strict=True):
+        found = ir.convenience.create_value_mapping(inferred_graph)
+        for name, value in ir.convenience.create_value_mapping(graph).items():
+            if name in found and value.type is None:
+                value.type = found[name].type
+            if name in found and value.shape is None:
+                value.shape = found[name].shape
 
 
 def _variable(declared: Input | Output) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -75,10 +75,11 @@ class Candidate:
 
 @dataclass
 class Decisions:
-    """All matches in graph order, disjoint in what they replace, and all misses."""
+    """All matches in graph order, disjoint in what they replace, and all misses; and the shapes they were found by."""
 
     matches: list[Match] = field(default_factory=list)
     misses: list[Candidate] = field(default_factory=list)
+    shapes: Mapping[ir.Value, ir.Shape] = field(default_factory=dict)
 
 
 def label(node: ir.Node) -> str:
@@ -86,13 +87,13 @@ def label(node: ir.Node) -> str:
     return node.name or next((o.name for o in node.outputs if o.name), "") or node.op_type
 
 
-def decide(graph: ir.Graph, fusions: Sequence[Fusion]) -> Decisions:
-    """Look at every anchor of every fusion. Nothing is changed."""
+def decide(graph: ir.Graph, fusions: Sequence[Fusion], shapes: Mapping[ir.Value, ir.Shape] | None = None) -> Decisions:
+    """Look at every anchor of every fusion. Nothing is changed. `shapes` say more than the values do themselves."""
     by_anchor: dict[str, list[Fusion]] = {}
     for fusion in fusions:
         for op_type in fusion.anchors:
             by_anchor.setdefault(op_type, []).append(fusion)
-    facts, decisions, claimed = Facts(), Decisions(), set[ir.Value]()
+    facts, decisions, claimed = Facts(shapes), Decisions(shapes=shapes or {}), set[ir.Value]()
     for node in graph:
         for fusion in by_anchor.get(node.op_type, ()):
             for outcome in fusion.match(node, facts):

@@ -21,7 +21,7 @@ from fusion_patterns.miss import Miss, miss
 from fusion_patterns.mla_prolog import MlaProlog
 from fusion_patterns.moe_init_routing import MoeInitRouting
 from fusion_patterns.report import KvCache, Report
-from fusion_patterns.shapes import complete_shapes
+from fusion_patterns.shapes import complete_shapes, has_shapes
 from fusion_patterns.validate import sample, validate
 
 __all__ = ["ASSUMPTIONS", "FUSIONS", "find", "fuse"]
@@ -87,6 +87,8 @@ def find(
     """What `fuse` would do without validation; the model is not changed."""
     options = _checked_options(kv_cache, target, "none", assume, only, None)
     loaded = load(model)
+    if loaded is model and not has_shapes(loaded):
+        loaded = loaded.clone()  # shapes get written into it
     report = Report(nodes_before=loaded.graph.num_nodes())
     with timed(report.seconds, "match"):
         decisions = _decide(loaded, options)
@@ -128,9 +130,9 @@ def _fuse(model: ir.Model, options: _Options) -> Report:
 
 
 def _decide(model: ir.Model, options: _Options) -> Decisions:
-    complete_shapes(model)
+    shapes = complete_shapes(model)
     fusions = [f for f in FUSIONS if options.only is None or options.only in f.operators]
-    decisions = decide(model.graph, fusions)
+    decisions = decide(model.graph, fusions, shapes)
     if options.target != "any":
         _keep(decisions, lambda match: _unlaunchable(match, options.target))
     return decisions
@@ -167,7 +169,7 @@ def _validate(model: ir.Model, decisions: Decisions, options: _Options) -> None:
         if id(match) not in position:
             return None
         options.progress("validate", position[id(match)], len(chosen))
-        outcome = validate(model, match, lambda cut: _fuse_cut(cut, match))
+        outcome = validate(model, match, lambda cut: _fuse_cut(cut, match), decisions.shapes)
         if isinstance(outcome, Miss):
             return outcome
         match.validated = outcome

@@ -6,7 +6,7 @@ normalised expressions are (equal names mean equal sizes).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
@@ -82,7 +82,9 @@ ABSENT = ir.Value(name="")
 class Facts:
     """What is known about the values of one graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, shapes: Mapping[ir.Value, ir.Shape] | None = None) -> None:
+        """`shapes` are better than what the values state of themselves."""
+        self._shapes = shapes or {}
         self._memory: dict[tuple[Hashable, int], Any] = {}
         self._alive: list[ir.Value] = []
 
@@ -152,7 +154,8 @@ class Facts:
 
     def shape(self, value: ir.Value) -> tuple[Dimension, ...] | None:
         """The shape, None when the rank is unknown. Dimensions about which nothing is known are nameless symbols."""
-        return None if value.shape is None else tuple(_number(dim) for dim in value.shape)
+        shape = self._shapes.get(value, value.shape)
+        return None if shape is None else tuple(_number(dim) for dim in shape)
 
     def rank(self, value: ir.Value) -> int | None:
         return None if value.shape is None else len(value.shape)
@@ -203,6 +206,8 @@ def _unchanged(value: ir.Value, facts: Facts) -> ir.Value | None:
     2. Cast and CastLike to the type it has.
     3. Mul or Div by 1, Add or Sub of 0, where that broadcasts nothing.
     4. Expand and Reshape to the shape it has.
+    5. Transpose that leaves every axis in place.
+    6. Concat of one input.
     """
     node = value.producer()
     if not is_op(node, *_MAY_CHANGE_NOTHING) or node.inputs[0] is None:
@@ -215,6 +220,10 @@ def _unchanged(value: ir.Value, facts: Facts) -> ir.Value | None:
         return source if source.dtype is not None and target == source.dtype else None
     if node.op_type in ("Expand", "Reshape"):
         return source if _same_shape(facts.shape(source), facts.shape(value)) else None
+    if node.op_type == "Transpose":
+        return source if list(attribute(node, "perm", ())) == list(range(facts.rank(source) or 0)) else None
+    if node.op_type == "Concat":
+        return source if len(node.inputs) == 1 else None
     neutral = 1 if node.op_type in ("Mul", "Div") else 0
     operands: list[tuple[ir.Value | None, ir.Value | None]] = [(source, node.inputs[1])]
     if node.op_type in ("Mul", "Add"):
@@ -229,7 +238,19 @@ def _unchanged(value: ir.Value, facts: Facts) -> ir.Value | None:
     return None
 
 
-_MAY_CHANGE_NOTHING = ("Identity", "Cast", "CastLike", "Mul", "Div", "Add", "Sub", "Expand", "Reshape")
+_MAY_CHANGE_NOTHING = (
+    "Identity",
+    "Cast",
+    "CastLike",
+    "Mul",
+    "Div",
+    "Add",
+    "Sub",
+    "Expand",
+    "Reshape",
+    "Transpose",
+    "Concat",
+)
 
 
 def _same_shape(left: tuple[Dimension, ...] | None, right: tuple[Dimension, ...] | None) -> bool:
@@ -334,6 +355,20 @@ def _concat_step(facts: Facts, node: ir.Node, depth: int) -> list[Dimension] | N
     return None if None in parts else [dim for part in parts if part is not None for dim in part]
 
 
+def _quotient(numerator: Any, divisor: Any) -> Any:
+    """The integer division of sizes, which are never negative; unknown where the divisor is no positive number."""
+    whole = isinstance(divisor, int) and divisor > 0 and not (isinstance(numerator, int) and numerator < 0)
+    return numerator // divisor if whole else ir.SymbolicDim(None)
+
+
+def _one_hot_step(facts: Facts, node: ir.Node, depth: int) -> list[Dimension] | None:
+    positions, length = facts.integers(node.inputs[0]), facts.integers(node.inputs[1])
+    off_on = _operand(facts, node, 2, depth)
+    if positions is None or length is None or off_on is None or len(positions) != 1 or len(off_on) != 2:
+        return None
+    return [off_on[index == positions[0] % length[0]] for index in range(length[0])]
+
+
 def _arithmetic(combine: Callable[[Any, Any], Any]) -> Callable[[Facts, ir.Node, int], list[Dimension] | None]:
     def step(facts: Facts, node: ir.Node, depth: int) -> list[Dimension] | None:
         left, right = _operand(facts, node, 0, depth), _operand(facts, node, 1, depth)
@@ -358,4 +393,6 @@ _STEPS: dict[str, Callable[[Facts, ir.Node, int], list[Dimension] | None]] = {
     "Add": _arithmetic(lambda a, b: a + b),
     "Sub": _arithmetic(lambda a, b: a - b),
     "Mul": _arithmetic(lambda a, b: a * b),
+    "Div": _arithmetic(_quotient),
+    "OneHot": _one_hot_step,
 }

@@ -11,7 +11,7 @@ __all__ = ["CODES", "Miss", "miss"]
 CODES: dict[str, str] = {
     "attention-unrecognised": "The values around a softmax do not form softmax(q k^T scale + mask) v.",
     "keys-not-latent": "Keys and values are not expanded from one latent: this is no multi-head latent attention.",
-    "expanded-cache": "The cache holds keys and values per head, so nothing is gained by attending in the latent space.",
+    "expanded-cache": "The cache holds keys and values per head: attending in the latent space would gain nothing.",
     "value-not-latent": "The values are not cut from the same latent expansion as the keys.",
     "query-unrecognised": "The query is not a per-head concatenation of an unrotated and a rotated part.",
     "no-query-low-rank": "The query projection has no low-rank pair (down, norm, up), which the operator computes.",

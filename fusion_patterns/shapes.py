@@ -12,25 +12,46 @@ from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 from ascend_onnx.schema import infer_types
 from ascend_onnx.tensors import proto_without_data
 
-__all__ = ["complete_shapes"]
+__all__ = ["complete_shapes", "has_shapes"]
 
 
-def complete_shapes(model: ir.Model) -> None:
-    """Give every value of the main graph a shape, in place, where the model leaves some out.
+def complete_shapes(model: ir.Model) -> dict[ir.Value, ir.Shape]:
+    """Give every value of the main graph a type and a shape, in place, where the model leaves some out.
 
-    Shapes come from onnx's inference and, for what shape arithmetic leaves open there, from ONNX Runtime's symbolic
-    inference, which follows it. A model that states all its shapes is left alone: inference takes longer than fusing.
+    Shapes come from ONNX Runtime's symbolic inference, which follows shape arithmetic, and from onnx's where that finds
+    none. What the model states stays; where it states less than was found (an output's dimensions under names of their
+    own), the better shape is returned. A model that states all its shapes is left alone, and nothing is returned:
+    inference takes longer than fusing.
     """
-    if not any(value.shape is None for value in _tensors(model)):
-        return
+    if has_shapes(model):
+        return {}
+    proto = proto_without_data(model)
+    found = {info.name: info for info in _symbolically_inferred(proto)}
+    better: dict[ir.Value, ir.Shape] = {}
+    for value in _computed(model):
+        info = found.get(value.name or "")
+        if info is None or not info.type.tensor_type.HasField("shape"):
+            continue
+        shape = ir.Shape([_dim(dim) for dim in info.type.tensor_type.shape.dim])
+        if value.shape is not None:
+            better[value] = shape
+            continue
+        value.shape = shape
+        value.type = value.type or ir.TensorType(ir.DataType(info.type.tensor_type.elem_type))
     infer_types(model)
-    values = {value.name: value for value in _tensors(model) if _is_open(value.shape)}
-    if not values:
-        return
-    for info in _symbolically_inferred(proto_without_data(model)):
-        value = values.get(info.name)
-        if value is not None and info.type.tensor_type.HasField("shape"):
-            value.shape = ir.Shape([_dim(dim) for dim in info.type.tensor_type.shape.dim])
+    return better
+
+
+def has_shapes(model: ir.Model) -> bool:
+    """Whether the model states the shapes of all values of its main graph."""
+    return all(value.shape is not None for value in _computed(model))
+
+
+def _computed(model: ir.Model) -> Iterator[ir.Value]:
+    """Every value that a node of the main graph computes, but for sequences."""
+    for node in model.graph:
+        if node.op_type not in ("SplitToSequence", "SequenceConstruct", "SequenceEmpty", "SequenceInsert"):
+            yield from (output for output in node.outputs if output.name)
 
 
 def _symbolically_inferred(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -46,7 +67,7 @@ def _symbolically_inferred(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
         inferred = SymbolicShapeInference.infer_shapes(proto, auto_merge=True, guess_output_rank=False)
     except Exception:
         return []
-    return list(inferred.graph.value_info)
+    return [*inferred.graph.value_info, *inferred.graph.output]
 
 
 def _as_tensor_constant(node: onnx.NodeProto) -> None:
@@ -58,21 +79,6 @@ def _as_tensor_constant(node: onnx.NodeProto) -> None:
     if dtype is not None:
         value = np.array(onnx.helper.get_attribute_value(given), dtype)
         given.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(value)))
-
-
-def _tensors(model: ir.Model) -> Iterator[ir.Value]:
-    """Every value that a node of the main graph computes, but for sequences."""
-    for node in model.graph:
-        if node.op_type not in ("SplitToSequence", "SequenceConstruct", "SequenceEmpty", "SequenceInsert"):
-            yield from (output for output in node.outputs if output.name)
-
-
-def _is_open(shape: ir.Shape | None) -> bool:
-    return shape is None or any(isinstance(dim, ir.SymbolicDim) and _says_nothing(dim.value) for dim in shape)
-
-
-def _says_nothing(name: str | None) -> bool:
-    return name is None or name.startswith("unk__")
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -37,13 +37,20 @@ def sample(matches: Sequence[Match]) -> list[Match]:
     return chosen
 
 
-def validate(model: ir.Model, match: Match, fuse_cut: Callable[[ir.Model], int], seed: int = 0) -> float | Miss:
+def validate(
+    model: ir.Model,
+    match: Match,
+    fuse_cut: Callable[[ir.Model], int],
+    shapes: Mapping[ir.Value, ir.Shape],
+    seed: int = 0,
+) -> float | Miss:
     """The largest relative error between a match and its replacement, or the Miss that a larger one makes of it.
 
     `fuse_cut` fuses a model in place and returns how many matches it replaced: the cut runs through the same code as
-    the whole model. Both are compared as `ascend_onnx.verify` compares whole models.
+    the whole model. Both are compared as `ascend_onnx.verify` compares whole models. `shapes` say more than the values
+    do themselves.
     """
-    original, fused = cut_out(model, match), cut_out(model, match)
+    original, fused = cut_out(model, match, shapes), cut_out(model, match, shapes)
     if fuse_cut(fused) != 1:
         return miss("validation-error", match.anchor, "the cut-out subgraph to fuse alone", "it did not")
     try:
@@ -60,7 +67,7 @@ def _given_rules(match: Match) -> dict[str, str]:
     return {value.name: rule for value, rule in match.boundary.items() if rule is not None and value.name}
 
 
-def cut_out(model: ir.Model, match: Match) -> ir.Model:
+def cut_out(model: ir.Model, match: Match, shapes: Mapping[ir.Value, ir.Shape]) -> ir.Model:
     """The subgraph of a match as a model of its own: boundary values are inputs, results read elsewhere outputs.
 
     A value that the subgraph only asks the shape of is an input as well. Weights are shared with the model, not copied.
@@ -75,13 +82,13 @@ def cut_out(model: ir.Model, match: Match) -> ir.Model:
         for value in node.inputs:
             if value is None or value in mapping or (value in inside and value not in match.boundary):
                 continue
-            mapping[value] = _copy(value)
+            mapping[value] = _copy(value, shapes)
             if value.is_initializer() and not value.is_graph_input():
                 mapping[value].const_value = value.const_value
                 initializers.append(mapping[value])
             else:
                 inputs.append(mapping[value])
-    copies = [_copy_node(node, mapping) for node in nodes]
+    copies = [_copy_node(node, mapping, shapes) for node in nodes]
     graph = ir.Graph(
         inputs,
         [mapping[value] for value in match.results if _is_read_outside(value, members)],
@@ -130,12 +137,12 @@ def _sorted_by_need(nodes: list[ir.Node]) -> list[ir.Node]:
     return nodes if graph is None else [node for node in graph if node in members]
 
 
-def _copy(value: ir.Value) -> ir.Value:
-    return ir.Value(name=value.name, type=value.type, shape=value.shape)
+def _copy(value: ir.Value, shapes: Mapping[ir.Value, ir.Shape]) -> ir.Value:
+    return ir.Value(name=value.name, type=value.type, shape=shapes.get(value, value.shape))
 
 
-def _copy_node(node: ir.Node, mapping: dict[ir.Value, ir.Value]) -> ir.Node:
-    outputs = [_copy(output) for output in node.outputs]
+def _copy_node(node: ir.Node, mapping: dict[ir.Value, ir.Value], shapes: Mapping[ir.Value, ir.Shape]) -> ir.Node:
+    outputs = [_copy(output, shapes) for output in node.outputs]
     mapping.update(zip(node.outputs, outputs, strict=True))
     return ir.Node(
         node.domain,

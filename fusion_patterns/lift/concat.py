@@ -131,15 +131,10 @@ def _span(value: ir.Value, facts: Facts) -> tuple[int, int] | None:
         if inner is None or bounds[0] is None or bounds[1] is None or steps != [1] or min(*bounds[0], *bounds[1]) < 0:
             return None
         return inner[0] + bounds[0][0], min(inner[0] + bounds[1][0], inner[1])
-    limit = facts.integers(facts.input(node, 1)) if is_op(node, "Range") else None
-    if (
-        node is None
-        or limit is None
-        or facts.scalar(facts.input(node, 0)) != 0
-        or facts.scalar(facts.input(node, 2)) != 1
-    ):
+    if not is_op(node, "Range") or not _counts_from_zero(node, facts):
         return None
-    return 0, limit[0]
+    limit = facts.integers(facts.input(node, 1))
+    return None if limit is None else (0, limit[0])
 
 
 def _region(node: ir.Node, facts: Facts) -> tuple[int, int, int] | None:
@@ -184,6 +179,10 @@ def _was_column(node: ir.Node, axis: int, rank: int, facts: Facts) -> bool:
     """Whether a vector was reshaped to run along `axis` of `rank` axes: unit axes behind it."""
     shape = facts.shape(node.outputs[0])
     return shape is not None and len(shape) == rank - axis and all(dim == 1 for dim in shape[1:])
+
+
+def _counts_from_zero(node: ir.Node, facts: Facts) -> bool:
+    return facts.scalar(facts.input(node, 0)) == 0 and facts.scalar(facts.input(node, 2)) == 1
 
 
 def _is_whole(vector: ir.Value, size: Dimension, facts: Facts) -> bool:

@@ -68,10 +68,11 @@ def _along_one_axis(node: ir.Node, value: ir.Value, facts: Facts) -> Sliced | No
     if rank is None or unread or starts is None or ends is None or len(starts) != 1 or len(axes or [0]) != 1:
         return None
     axis, step = (axes or [0])[0] % rank, (steps or [1])[0]
-    total, size = facts.size(source, axis), facts.size(value, axis)
-    if total is None or size is None or step < 1:
+    total = facts.size(source, axis)
+    if total is None or step < 1:
         return None
-    return Sliced(source, axis, max(starts[0] + total, 0) if starts[0] < 0 else starts[0], size, step)
+    places = range(total)[starts[0] : ends[0] : step]
+    return Sliced(source, axis, places.start, len(places), step)
 
 
 def _from_sequence(node: ir.Node, value: ir.Value, facts: Facts) -> Sliced | None:

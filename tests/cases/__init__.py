@@ -10,7 +10,7 @@ from .case import Case
 
 __all__ = ["ALL_CASES", "QUANTISED", "QUANTISED_CASES", "RUNNABLE_CASES", "case_called"]
 
-QUANTISED = False
+QUANTISED = True
 """Whether the package under test has the quantised forms; their cases run only then, their oracles always."""
 
 UNQUANTISED_CASES: list[Case] = [

@@ -26,6 +26,7 @@ class Editor:
     def __init__(self, model: ir.Model) -> None:
         self.model, self.graph = model, model.graph
         self._count = 0
+        self._made: set[ir.Node] = set()
 
     def __getitem__(self, name: str) -> ir.Value:
         found = {v.name: v for v in (*self.graph.inputs, *self.graph.initializers.values())}
@@ -46,6 +47,7 @@ class Editor:
         self._count += 1
         name = f"edit_{self._count}"
         node = ir.node(op_type, values, attributes=attributes, name=f"{op_type}_{name}")
+        self._made.add(node)
         (output,) = node.outputs
         output.name, output.type, output.shape = name, model.type, model.shape
         first = next((use.node for use in values[0].uses() if use.node.graph is self.graph), None)
@@ -80,10 +82,10 @@ class Editor:
         node.replace_input_with(second, one)
 
     def instead_of(self, old: str, new: ir.Value, readers: tuple[str, ...] = ()) -> None:
-        """All readers of `old`, or those that compute `readers`, read `new`, which may itself be made from `old`."""
+        """All readers of `old`, or those that compute `readers`, read `new`. Nodes that were added keep what they read."""
         for use in list(self[old].uses()):
             named = not readers or any(output.name in readers for output in use.node.outputs)
-            if named and use.node is not new.producer():
+            if named and use.node not in self._made:
                 use.node.replace_input_with(use.idx, new)
 
     def exchange(self, one: str, other: str, readers: tuple[str, ...] = ()) -> None:
@@ -154,10 +156,12 @@ class Outcome:
 
 
 def edited(source: Path | Callable[[], ir.Model], edit: Edit) -> ir.Model:
-    """A fresh copy of a graph after an edit, its nodes in order again."""
+    """A fresh copy of a graph after an edit, its nodes in order again and without initializers that nothing reads."""
     model = load(source) if isinstance(source, Path) else source()
     edit(Editor(model))
     model.graph.sort()
+    for name in [v.name for v in model.graph.initializers.values() if not v.uses() and not v.is_graph_output()]:
+        model.graph.initializers.pop(name)
     return model
 
 
