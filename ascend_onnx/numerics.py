@@ -160,24 +160,24 @@ def scatter_rows(
     rows: ir.Value,
     *,
     block_size: ir.Value | None = None,
-    lanes: int | None = None,
+    lanes: ir.Value | None = None,
 ) -> ir.Value:
     """A paged cache with `rows` (K, H) written at `slots` (K), int64, each slot valid.
 
-    Slot p is row p of the cache seen as (BlockNum * BlockSize, H). With `lanes` and `block_size` (1) every block is
-    stored as (H / lanes, BlockSize, lanes) instead.
+    Slot p is row p of the cache seen as (BlockNum * BlockSize, H). With `lanes` and `block_size`, both of shape (1),
+    every block is stored as (H / lanes, BlockSize, lanes) instead.
     """
     index = op.Unsqueeze(slots, [-1])
     width = op.Shape(rows, start=-1)
     if lanes is not None:
         # Piece f of the row for slot p is line (p / BlockSize * (H / lanes) + f) * BlockSize + p % BlockSize of the
         # cache seen as lines of `lanes` elements.
-        pieces = op.Div(width, [lanes])
+        pieces = op.Div(width, lanes)
         piece = op.Range(0, op.Squeeze(pieces, [0]), 1)
         line = op.Add(op.Mul(op.Div(index, block_size), pieces), piece)
         index = op.Unsqueeze(op.Add(op.Mul(line, block_size), op.Mod(index, block_size)), [-1])
-        width = op.Constant(value_ints=[lanes])
-        rows = op.Reshape(rows, op.Concat([-1], pieces, width, axis=0))
+        rows = op.Reshape(rows, op.Concat([-1], pieces, lanes, axis=0))
+        width = lanes
     lines = op.Reshape(cache, op.Concat([-1], width, axis=0))
     written: ir.Value = op.Reshape(op.ScatterND(lines, index, rows), op.Shape(cache), allowzero=1)
     return written

@@ -15,7 +15,7 @@ from fusion_patterns.graph import Facts
 from fusion_patterns.miss import Miss
 from fusion_patterns.report import Fused, Missed
 
-__all__ = ["Candidate", "Decisions", "Fusion", "LatentCache", "Match", "apply", "decide", "label", "timed"]
+__all__ = ["Candidate", "Decisions", "Fusion", "LatentCache", "Match", "apply", "between", "decide", "label", "timed"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Match:
     `results` are the values that get replaced; `boundary` the values at which the subgraph begins, each with the rule
     for random inputs that respects what the graph guarantees of it (None: by its type). `emit` builds the replacement
     and says which new value stands for which result. `absorbed` are values the operators compute inside: where others
-    read one, it stays and is reported as kept.
+    read one, it stays and is reported as kept. `shape_of` computes what a Shape node yields without its input (None:
+    it cannot), so that nothing is kept for the sake of its dimensions.
     """
 
     fusion: str
@@ -43,6 +44,7 @@ class Match:
     boundary: dict[ir.Value, str | None]
     emit: Callable[[Emitter], dict[ir.Value, ir.Value]]
     absorbed: tuple[ir.Value, ...] = ()
+    shape_of: Callable[[Emitter, ir.Node], ir.Value | None] | None = None
     assumed: tuple[str, ...] = ()
     cache: LatentCache | None = None
     validated: float | None = None
@@ -110,18 +112,19 @@ def apply(graph: ir.Graph, matches: Sequence[Match], progress: Callable[[int, in
     if not matches:
         return []
     emitter = Emitter(graph)
-    made: list[tuple[Match, list[ir.Node]]] = []
+    made: list[tuple[Match, list[ir.Node], list[ir.Node]]] = []
     for done, match in enumerate(matches):
         progress(done, len(matches))
-        before = len(emitter.nodes)
+        before, old = len(emitter.nodes), between(match)
         replacements = match.emit(emitter)
-        made.append((match, [node for node in emitter.nodes[before:] if node.domain]))
+        made.append((match, [node for node in emitter.nodes[before:] if node.domain], old))
         for result, value in replacements.items():
             _replace(result, value)
     emitter.commit()
     entries: list[Fused] = []
-    for match, nodes in made:
-        gone = [label(node) for node in _remove_dead(graph, [value.producer() for value in match.results])]
+    for match, nodes, old in made:
+        dead = _remove_dead(graph, [value.producer() for value in match.results])
+        gone = [label(node) for node in [*dead, *_release_shapes(graph, match, old, emitter)]]
         kept = [value.name or "" for value in match.absorbed if _is_alive(value, graph)]
         entries.extend(
             Fused(node.op_type, "", label(match.anchor), gone, match.validated, list(match.assumed), kept)
@@ -129,6 +132,58 @@ def apply(graph: ir.Graph, matches: Sequence[Match], progress: Callable[[int, in
         )
     graph.sort()
     return entries
+
+
+def between(match: Match) -> list[ir.Node]:
+    """Nodes from the results up to the boundary, in topological order.
+
+    Going up stops at Shape: what it looks at is an input unless the subgraph computes it anyway.
+    """
+    order: list[ir.Node] = []
+    state: dict[ir.Node, bool] = {}
+    stack = [producer for value in match.results if (producer := value.producer()) is not None]
+    while stack:
+        node = stack[-1]
+        if node in state:
+            stack.pop()
+            if not state[node]:
+                state[node] = True
+                order.append(node)
+            continue
+        state[node] = False
+        if node.op_type == "Shape":
+            continue
+        for value in node.inputs:
+            producer = None if value is None or value in match.boundary else value.producer()
+            if producer is not None and producer not in state:
+                stack.append(producer)
+    return _sorted_by_need(order)
+
+
+def _sorted_by_need(nodes: list[ir.Node]) -> list[ir.Node]:
+    """The same nodes in graph order: a Shape may have been visited before what it looks at."""
+    members = set(nodes)
+    graph = nodes[0].graph if nodes else None
+    return nodes if graph is None else [node for node in graph if node in members]
+
+
+def _release_shapes(graph: ir.Graph, match: Match, old: list[ir.Node], emitter: Emitter) -> list[ir.Node]:
+    """Remove nodes of the match that only Shape still reads; what Shape yields is computed from elsewhere."""
+    removed: list[ir.Node] = []
+    if match.shape_of is None:
+        return removed
+    for node in reversed(old):
+        shapes = [use.node for output in node.outputs for use in output.uses()]
+        outputs = any(output.is_graph_output() for output in node.outputs)
+        if node.graph is not graph or outputs or not shapes or any(reader.op_type != "Shape" for reader in shapes):
+            continue
+        computed = [(shape, match.shape_of(emitter, shape)) for shape in shapes]
+        emitter.commit()
+        for shape, value in computed:
+            if value is not None:
+                _replace(shape.outputs[0], value)
+                removed.extend(_remove_dead(graph, [shape]))
+    return removed
 
 
 def _is_alive(value: ir.Value, graph: ir.Graph) -> bool:

@@ -26,7 +26,7 @@ from fusion_patterns.absorbed_attention import (
 )
 from fusion_patterns.emit import Emitter
 from fusion_patterns.engine import Candidate, LatentCache, Match
-from fusion_patterns.graph import Dimension, Facts, is_op
+from fusion_patterns.graph import Dimension, Facts, is_op, same_dim
 from fusion_patterns.lift.attention import recognise_attention
 from fusion_patterns.lift.latent_attention import LatentAttention, recognise_latent_attention
 from fusion_patterns.lift.linear import WeightView
@@ -119,8 +119,39 @@ def _match(layer: LatentAttention, sparse: SparseAttention | None, facts: Facts)
         boundary,
         emit,
         absorbed=_absorbed(layer),
+        shape_of=lambda emitter, node: _shape_of(emitter, node, layer, facts),
         cache=LatentCache((_LATENT + _ROPE) * int(itemsize), per_head * int(itemsize)),
     )
+
+
+def _shape_of(emit: Emitter, node: ir.Node, layer: LatentAttention, facts: Facts) -> ir.Value | None:
+    """What a Shape node inside the layer yields, from batch, length and cache; None where another dimension is in it."""
+    dims = facts.symbolic(node.outputs[0])
+    scratch, cache = _scratch(emit, layer.x, facts), layer.key.latent.all
+    parts: list[ir.Value] = []
+    for dim in dims or ():
+        if isinstance(dim, int):
+            parts.append(emit.integers([dim]))
+        elif same_dim(dim, scratch.b):
+            parts.append(scratch.batch)
+        elif same_dim(dim, scratch.s):
+            parts.append(scratch.length)
+        elif same_dim(dim, facts.dim(cache, -2)):
+            parts.append(_cache_length(emit, cache, facts))
+        else:
+            return None
+    if not parts:
+        return None
+    return emit.op("Concat", *parts, axis=0, shape=[len(parts)]) if len(parts) > 1 else parts[0]
+
+
+def _cache_length(emit: Emitter, cache: ir.Value, facts: Facts) -> ir.Value:
+    def build() -> ir.Value:
+        shape = emit.op("Shape", cache, dtype=ir.DataType.INT64, shape=[facts.rank(cache) or 0])
+        return emit.op("Slice", shape, emit.integers([-2]), emit.integers([-1]), shape=[1])
+
+    length: ir.Value = emit.shared(("cache length", cache), build)
+    return length
 
 
 def _absorbed(layer: LatentAttention) -> tuple[ir.Value, ...]:

@@ -60,6 +60,7 @@ def _symbolically_inferred(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     It gives up by raising whatever goes wrong inside, from assertions to plain Exception, so all of it is caught:
     shapes that stay unknown only make matches fewer, with their reasons reported.
     """
+    _weights_as_inputs(proto.graph)
     for node in proto.graph.node:
         if node.op_type == "Constant":
             _as_tensor_constant(node)
@@ -68,6 +69,14 @@ def _symbolically_inferred(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     except Exception:
         return []
     return [*inferred.graph.value_info, *inferred.graph.output]
+
+
+def _weights_as_inputs(graph: onnx.GraphProto) -> None:
+    """Declare external initializers as inputs, because the symbolic inference would try to read them."""
+    weights = [tensor for tensor in graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    for tensor in weights:
+        graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        graph.initializer.remove(tensor)
 
 
 def _as_tensor_constant(node: onnx.NodeProto) -> None:

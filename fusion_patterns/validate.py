@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ascend_onnx.errors import InputError
 from ascend_onnx.functions import attach_functions
 from ascend_onnx.verify import verify
-from fusion_patterns.engine import Match
+from fusion_patterns.engine import Match, between
 from fusion_patterns.miss import CODES, Miss, miss
 
 __all__ = ["cut_out", "sample", "validate"]
@@ -72,7 +72,7 @@ def cut_out(model: ir.Model, match: Match, shapes: Mapping[ir.Value, ir.Shape]) 
 
     A value that the subgraph only asks the shape of is an input as well. Weights are shared with the model, not copied.
     """
-    nodes = _between(match)
+    nodes = between(match)
     members = set(nodes)
     inside = {output for node in nodes for output in node.outputs}
     mapping: dict[ir.Value, ir.Value] = {}
@@ -102,39 +102,6 @@ def cut_out(model: ir.Model, match: Match, shapes: Mapping[ir.Value, ir.Shape]) 
 
 def _is_read_outside(value: ir.Value, members: set[ir.Node]) -> bool:
     return value.is_graph_output() or any(use.node not in members for use in value.uses())
-
-
-def _between(match: Match) -> list[ir.Node]:
-    """Nodes from the results up to the boundary, in topological order.
-
-    Going up stops at Shape: what it looks at is an input unless the subgraph computes it anyway.
-    """
-    order: list[ir.Node] = []
-    state: dict[ir.Node, bool] = {}
-    stack = [producer for value in match.results if (producer := value.producer()) is not None]
-    while stack:
-        node = stack[-1]
-        if node in state:
-            stack.pop()
-            if not state[node]:
-                state[node] = True
-                order.append(node)
-            continue
-        state[node] = False
-        if node.op_type == "Shape":
-            continue
-        for value in node.inputs:
-            producer = None if value is None or value in match.boundary else value.producer()
-            if producer is not None and producer not in state:
-                stack.append(producer)
-    return _sorted_by_need(order)
-
-
-def _sorted_by_need(nodes: list[ir.Node]) -> list[ir.Node]:
-    """The same nodes in graph order: a Shape may have been visited before what it looks at."""
-    members = set(nodes)
-    graph = nodes[0].graph if nodes else None
-    return nodes if graph is None else [node for node in graph if node in members]
 
 
 def _copy(value: ir.Value, shapes: Mapping[ir.Value, ir.Shape]) -> ir.Value:

@@ -86,9 +86,7 @@ class _Form:
             input_norm=int8 and bool(call.attributes["do_rms_norm"]),
             given=given,
             unsure=frozenset(
-                name
-                for name in given.intersection(_ADDENDS)
-                if "offset" not in name and not isinstance(call.input(name).dim(-1), int)
+                name for name in given.intersection(_ADDENDS) if not isinstance(call.input(name).dim(-1), int)
             ),
             packed={name: rank for name, nd in _RANKS.items() if (rank := call.input(name).rank or 0) > nd},
         )
@@ -205,7 +203,9 @@ def _body(call: Call) -> Body:
             return [query, kv_cache, nothing, op.Identity(nothing)][: call.output_count]
         query = numerics.narrow(op, q_nope, form.float_type)
         if form.cache_mode == 2:
-            query = _int8_query(op, form, given, query)
+            # Both are rounded to the float type before they are scaled: the query by head, the rows all alike.
+            factor = op.Reshape(numerics.widen(op, given["q_nope_scale"]), [-1, 1])
+            query = numerics.quantise(op, op.Mul(numerics.widen(op, query), factor))
             c_kv = numerics.rounded(op, c_kv, form.float_type)
             c_kv = op.Mul(c_kv, op.Reciprocal(numerics.widen(op, given["ctkv_scale"])))
         return [
@@ -256,7 +256,7 @@ def _plus(op: OpBuilder, form: _Form, given: _Given, x: ir.Value, name: str) -> 
     is_bias = name.startswith("bias")
     addend = given[name] if is_bias else numerics.widen(op, given[name])
     if name in form.unsure:
-        width = op.Shape(x, start=-1)
+        width = op.Constant(value_ints=[1]) if name.startswith("quant_offset") else op.Shape(x, start=-1)
         zeros = op.ConstantOfShape(width, value=ir.tensor(np.zeros(1, np.int32 if is_bias else np.float32)))
         addend = op.Slice(op.Concat(op.Reshape(addend, [-1]), zeros, axis=0), [0], width, [0])
     total: ir.Value = op.Add(x, addend)
@@ -297,15 +297,6 @@ def _rotated(op: OpBuilder, given: _Given, sizes: _Sizes, x: ir.Value, *, per_he
     return numerics.rotate(op, _lanes(op, x, [0], half), _lanes(op, x, half, [_END]), cos, sin)
 
 
-def _int8_query(op: OpBuilder, form: _Form, given: _Given, query: ir.Value) -> ir.Value:
-    """The rounded query (T, N, Hckv) times a factor per head, in int8; for float16 the product is float16 too."""
-    factor = op.Reshape(numerics.widen(op, given["q_nope_scale"]), [-1, 1])
-    scaled = op.Mul(numerics.widen(op, query), factor)
-    if form.float_type == ir.DataType.FLOAT16:
-        scaled = numerics.rounded(op, scaled, form.float_type)
-    return numerics.quantise(op, scaled)
-
-
 class _Slots:
     """The slots of the tokens; a negative one means "do not write". Such tokens are taken out, as are their rows."""
 
@@ -324,7 +315,7 @@ class _Slots:
         op = self._op
         rows = op.Compress(rows, self._valid, axis=0)
         rows = numerics.quantise(op, rows) if dtype == ir.DataType.INT8 else numerics.narrow(op, rows, dtype)
-        lanes = layout.fractal_width(dtype.bitwidth // 8) if self._nz else None
+        lanes = op.Shape(cache, start=-1) if self._nz else None
         return numerics.scatter_rows(op, cache, self._slots, rows, block_size=self._block_size, lanes=lanes)
 
 
@@ -369,8 +360,7 @@ class MlaPreprocess(OpRun):
             row = c_kv.astype(dtype)
             if cache_mode == 2:
                 row = _int8(_f32(row) * (1 / _f32(given["ctkv_scale"])))
-                product = _f32(q_nope) * _f32(given["q_nope_scale"]).reshape(-1, 1)
-                q_nope = _int8(_f32(product.astype(dtype)) if dtype == np.float16 else product)
+                q_nope = _int8(_f32(q_nope) * _f32(given["q_nope_scale"]).reshape(-1, 1))
             nz = cache_mode > 1
             caches = [_filled(given[n], r, slots, nz=nz) for n, r in (("kv_cache", row), ("kv_cache_rope", k_rope))]
             results = [q_nope, caches[0], q_rope, caches[1]]

@@ -218,7 +218,7 @@ SOUND_ATTENTION: dict[str, tuple[Edit, str | None]] = {
     "angles of every second column": (angles_cut(0, 64, 2), None),
     "angles of the middle": (angles_cut(16, 48, 1), None),
     "angles of the first of two tokens": (first_token_of_longer_angles, None),
-    "angles scaled": (do(scaled(COS, 1.5), scaled(SIN, 1.5)), "rope-unrecognised"),
+    "angles scaled": (do(scaled(COS, 1.5), scaled(SIN, 1.5)), None),
     "angles scaled before they are cut": (do(scaled("cos", 1.5), scaled("sin", 1.5)), None),
     "one head of the query scaled": (scaled("transpose", PER_HEAD), "query-unrecognised"),
     "one head of the keys scaled": (scaled("expand", PER_HEAD), "latent-unrecognised"),
