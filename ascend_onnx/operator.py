@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from math import prod
+from typing import Any, Literal, TypeVar
 
 import onnx_ir as ir
 from onnx.reference.op_run import OpRun
@@ -19,6 +20,7 @@ __all__ = [
     "DOMAIN",
     "VERSION",
     "Attribute",
+    "Bound",
     "Call",
     "Constraint",
     "Dim",
@@ -27,6 +29,7 @@ __all__ = [
     "Output",
     "Product",
     "Tensor",
+    "product",
 ]
 
 _T = TypeVar("_T")
@@ -36,6 +39,25 @@ VERSION = 1
 
 Dim = int | str | None
 """One dimension: a number, a symbolic name or expression ("past + 1"), or None when nothing is known."""
+
+Bound = Literal["hidden", "head_dim", "rank"]
+"""The bounds that can be lifted, for tests with small tensors: hidden size, sizes of a head, ranks of the latents."""
+
+
+def product(*dims: Dim) -> Dim:
+    """The product of dimensions: symbolic where a factor is, None where nothing can be said."""
+    if 0 in dims:
+        return 0
+    if None in dims:
+        return None
+    number = prod(dim for dim in dims if isinstance(dim, int))
+    symbols = [dim for dim in dims if isinstance(dim, str)]
+    if not symbols:
+        return number
+    try:
+        return prod((ir.SymbolicDim(symbol) for symbol in symbols), start=ir.SymbolicDim("1") * number).value
+    except ValueError:  # a name that is no expression, such as "batch size"
+        return None
 
 
 class Product(enum.Enum):
@@ -149,7 +171,8 @@ class Call:
 class Constraint:
     """A limit of the device. `broken` returns one sentence that says what was expected and what came, or None.
 
-    A limit whose facts are unknown (a symbolic dimension) is not broken.
+    A limit whose facts are unknown (a symbolic dimension) is not broken. Where `bound` is lifted, `relaxed` is what
+    remains of the limit.
     """
 
     rule: str
@@ -157,6 +180,8 @@ class Constraint:
     source: str
     broken: Callable[[Call], str | None]
     products: frozenset[Product] = frozenset(Product)
+    bound: Bound | None = None
+    relaxed: Callable[[Call], str | None] | None = None
 
 
 Body = Callable[..., Sequence[ir.Value]]
@@ -194,6 +219,10 @@ class Operator:
     """A numpy implementation for onnx's ReferenceEvaluator, independent of the body."""
     products: frozenset[Product] = frozenset(Product)
     constraints: tuple[Constraint, ...] = field(default=())
+
+    def named(self, values: Sequence[_T | None]) -> dict[str, _T]:
+        """The inputs of a body by name, without those that are absent."""
+        return {declared.name: value for declared, value in zip(self.inputs, values, strict=False) if value is not None}
 
     def call(self, node: ir.Node) -> Call:
         """The call that an `onnx_ir` node makes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,10 +12,22 @@ import onnx_ir as ir
 from ascend_onnx.operator import Call
 from fusion_patterns.emit import Emitter
 from fusion_patterns.graph import Facts
-from fusion_patterns.miss import Miss
+from fusion_patterns.miss import Miss, miss
 from fusion_patterns.report import Fused, Missed
 
-__all__ = ["Candidate", "Decisions", "Fusion", "LatentCache", "Match", "apply", "between", "decide", "label", "timed"]
+__all__ = [
+    "Candidate",
+    "Decisions",
+    "Fusion",
+    "LatentCache",
+    "Match",
+    "apply",
+    "between",
+    "decide",
+    "label",
+    "planned",
+    "timed",
+]
 
 
 @dataclass(frozen=True)
@@ -89,22 +101,39 @@ def label(node: ir.Node) -> str:
     return node.name or next((o.name for o in node.outputs if o.name), "") or node.op_type
 
 
-def decide(graph: ir.Graph, fusions: Sequence[Fusion], shapes: Mapping[ir.Value, ir.Shape] | None = None) -> Decisions:
-    """Look at every anchor of every fusion. Nothing is changed. `shapes` say more than the values do themselves."""
+def decide(
+    graph: ir.Graph,
+    fusions: Sequence[Fusion],
+    shapes: Mapping[ir.Value, ir.Shape] | None = None,
+    assumed: Collection[str] = frozenset(),
+) -> Decisions:
+    """Look at every anchor of every fusion. Nothing is changed.
+
+    `shapes` say more than the values do themselves; a match that stands on what is not in `assumed` is a Miss.
+    """
     by_anchor: dict[str, list[Fusion]] = {}
     for fusion in fusions:
         for op_type in fusion.anchors:
             by_anchor.setdefault(op_type, []).append(fusion)
-    facts, decisions, claimed = Facts(shapes), Decisions(shapes=shapes or {}), set[ir.Value]()
+    facts, decisions, claimed = Facts(shapes, assumed), Decisions(shapes=shapes or {}), set[ir.Value]()
     for node in graph:
         for fusion in by_anchor.get(node.op_type, ()):
             for outcome in fusion.match(node, facts):
                 if isinstance(outcome, Candidate):
                     decisions.misses.append(outcome)
+                elif (open_question := _not_assumed(outcome, facts)) is not None:
+                    decisions.misses.append(Candidate(fusion.name, node, open_question))
                 elif claimed.isdisjoint(outcome.results):
                     claimed.update(outcome.results)
                     decisions.matches.append(outcome)
     return decisions
+
+
+def _not_assumed(match: Match, facts: Facts) -> Miss | None:
+    missing = [name for name in match.assumed if name not in facts.assumed]
+    if not missing:
+        return None
+    return miss("assumption-off", match.anchor, f"the assumption {', '.join(missing)} (--assume)", "it switched off")
 
 
 def apply(graph: ir.Graph, matches: Sequence[Match], progress: Callable[[int, int], None]) -> list[Fused]:
@@ -135,36 +164,45 @@ def apply(graph: ir.Graph, matches: Sequence[Match], progress: Callable[[int, in
 
 
 def between(match: Match) -> list[ir.Node]:
-    """Nodes from the results up to the boundary, in topological order.
+    """Nodes from the results up to the boundary, each after what it reads.
 
-    Going up stops at Shape: what it looks at is an input unless the subgraph computes it anyway.
+    Going up stops at Shape: what it looks at belongs to the subgraph only if it is computed for something else.
     """
-    order: list[ir.Node] = []
-    state: dict[ir.Node, bool] = {}
-    stack = [producer for value in match.results if (producer := value.producer()) is not None]
+    members: set[ir.Node] = set()
+    stack = [value.producer() for value in match.results]
     while stack:
-        node = stack[-1]
-        if node in state:
-            stack.pop()
-            if not state[node]:
-                state[node] = True
-                order.append(node)
+        node = stack.pop()
+        if node is None or node in members:
             continue
-        state[node] = False
-        if node.op_type == "Shape":
-            continue
-        for value in node.inputs:
-            producer = None if value is None or value in match.boundary else value.producer()
-            if producer is not None and producer not in state:
-                stack.append(producer)
-    return _sorted_by_need(order)
+        members.add(node)
+        if node.op_type != "Shape":
+            stack.extend(v.producer() for v in node.inputs if v is not None and v not in match.boundary)
+    return _in_order(members)
 
 
-def _sorted_by_need(nodes: list[ir.Node]) -> list[ir.Node]:
-    """The same nodes in graph order: a Shape may have been visited before what it looks at."""
-    members = set(nodes)
-    graph = nodes[0].graph if nodes else None
-    return nodes if graph is None else [node for node in graph if node in members]
+def _in_order(members: set[ir.Node]) -> list[ir.Node]:
+    """The nodes sorted so that each stands behind its producers among them."""
+    ordered: dict[ir.Node, None] = {}
+    for root in members:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            producers = (value.producer() for value in node.inputs if value is not None)
+            waiting = [p for p in producers if p is not None and p in members and p not in ordered]
+            if waiting:
+                stack.extend(waiting)
+            else:
+                ordered[stack.pop()] = None
+    return list(ordered)
+
+
+def planned(match: Match) -> list[Fused]:
+    """The entries of a match that is not carried out."""
+    nodes = [label(node) for node in between(match)]
+    return [
+        Fused(call.operator.name, call.operator.overload(call), label(match.anchor), nodes, None, list(match.assumed))
+        for call in match.calls
+    ]
 
 
 def _release_shapes(graph: ir.Graph, match: Match, old: list[ir.Node], emitter: Emitter) -> list[ir.Node]:

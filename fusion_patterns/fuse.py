@@ -16,7 +16,7 @@ from ascend_onnx.functions import attach_functions
 from ascend_onnx.operator import Product
 from ascend_onnx.operators import OPERATORS
 from ascend_onnx.storage import load
-from fusion_patterns.engine import Candidate, Decisions, Fusion, Match, apply, decide, timed
+from fusion_patterns.engine import Candidate, Decisions, Fusion, Match, apply, decide, planned, timed
 from fusion_patterns.miss import Miss, miss
 from fusion_patterns.mla_prolog import MlaProlog
 from fusion_patterns.moe_init_routing import MoeInitRouting
@@ -28,7 +28,8 @@ __all__ = ["ASSUMPTIONS", "FUSIONS", "find", "fuse"]
 
 FUSIONS: tuple[Fusion, ...] = (MlaProlog(), MoeInitRouting())
 
-ASSUMPTIONS = ("expert-ids-in-range", "indices-valid", "slots-valid", "softmax-lanes-equal", "causal-mask")
+_DEFAULT_ASSUMPTIONS = ("expert-ids-in-range", "indices-valid", "slots-valid", "softmax-lanes-equal")
+ASSUMPTIONS = (*_DEFAULT_ASSUMPTIONS, "causal-mask")
 """Facts about graph inputs that no graph can prove; all but the last hold unless switched off."""
 
 Progress = Callable[[str, int, int], None]
@@ -43,6 +44,7 @@ class _Options:
     target: str
     validate: str
     only: str | None
+    assumed: frozenset[str]
     progress: Progress
 
 
@@ -92,6 +94,7 @@ def find(
     report = Report(nodes_before=loaded.graph.num_nodes())
     with timed(report.seconds, "match"):
         decisions = _decide(loaded, options)
+    report.fused = [entry for match in decisions.matches for entry in planned(match)]
     _describe(report, decisions)
     return report
 
@@ -106,7 +109,8 @@ def _checked_options(
         _require("assume", name, ("none", *ASSUMPTIONS))
     if only is not None:
         _require("only", only, tuple(OPERATORS))
-    return _Options(target, validate, only, progress or _silent)
+    assumed = frozenset(() if "none" in assume else _DEFAULT_ASSUMPTIONS) | (frozenset(assume) - {"none"})
+    return _Options(target, validate, only, assumed, progress or _silent)
 
 
 def _require(option: str, value: str, known: tuple[str, ...]) -> None:
@@ -132,7 +136,7 @@ def _fuse(model: ir.Model, options: _Options) -> Report:
 def _decide(model: ir.Model, options: _Options) -> Decisions:
     shapes = complete_shapes(model)
     fusions = [f for f in FUSIONS if options.only is None or options.only in f.operators]
-    decisions = decide(model.graph, fusions, shapes)
+    decisions = decide(model.graph, fusions, shapes, options.assumed)
     if options.target != "any":
         _keep(decisions, lambda match: _unlaunchable(match, options.target))
     return decisions
@@ -169,7 +173,7 @@ def _validate(model: ir.Model, decisions: Decisions, options: _Options) -> None:
         if id(match) not in position:
             return None
         options.progress("validate", position[id(match)], len(chosen))
-        outcome = validate(model, match, lambda cut: _fuse_cut(cut, match), decisions.shapes)
+        outcome = validate(model, match, lambda cut: _fuse_cut(cut, match, options), decisions.shapes)
         if isinstance(outcome, Miss):
             return outcome
         match.validated = outcome
@@ -178,9 +182,9 @@ def _validate(model: ir.Model, decisions: Decisions, options: _Options) -> None:
     _keep(decisions, refuse)
 
 
-def _fuse_cut(cut: ir.Model, match: Match) -> int:
+def _fuse_cut(cut: ir.Model, match: Match, options: _Options) -> int:
     fusion = next(f for f in FUSIONS if f.name == match.fusion)
-    matches = decide(cut.graph, [fusion]).matches
+    matches = decide(cut.graph, [fusion], assumed=options.assumed).matches
     apply(cut.graph, matches, lambda _done, _total: None)
     return len(matches)
 

@@ -6,7 +6,7 @@ normalised expressions are (equal names mean equal sizes).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
@@ -82,8 +82,11 @@ ABSENT = ir.Value(name="")
 class Facts:
     """What is known about the values of one graph."""
 
-    def __init__(self, shapes: Mapping[ir.Value, ir.Shape] | None = None) -> None:
-        """`shapes` are better than what the values state of themselves."""
+    def __init__(
+        self, shapes: Mapping[ir.Value, ir.Shape] | None = None, assumed: Collection[str] = frozenset()
+    ) -> None:
+        """`shapes` say more than the values do of themselves; `assumed` names what may be taken for granted."""
+        self.assumed = frozenset(assumed)
         self._shapes = shapes or {}
         self._memory: dict[tuple[Hashable, int], Any] = {}
         self._alive: list[ir.Value] = []

@@ -35,6 +35,7 @@ CODES: dict[str, str] = {
     "target": "The fused node would not launch on the requested product.",
     "validation-failed": "The replacement did not compute what the original subgraph computes.",
     "validation-error": "Original subgraph or replacement could not be run to compare them.",
+    "assumption-off": "The match stands on a fact that the graph does not prove and that was not to be assumed.",
     "not-requested": "Another operator was asked for (--only).",
     "overlap": "A node of this candidate already belongs to another fusion.",
 }

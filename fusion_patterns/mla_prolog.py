@@ -119,13 +119,14 @@ def _match(layer: LatentAttention, sparse: SparseAttention | None, facts: Facts)
         boundary,
         emit,
         absorbed=_absorbed(layer),
+        assumed=() if sparse is None else sparse.assumed,
         shape_of=lambda emitter, node: _shape_of(emitter, node, layer, facts),
         cache=LatentCache((_LATENT + _ROPE) * int(itemsize), per_head * int(itemsize)),
     )
 
 
 def _shape_of(emit: Emitter, node: ir.Node, layer: LatentAttention, facts: Facts) -> ir.Value | None:
-    """What a Shape node inside the layer yields, from batch, length and cache; None where another dimension is in it."""
+    """What a Shape node in the layer yields, from batch, length and cache; None where another dimension is in it."""
     dims = facts.symbolic(node.outputs[0])
     scratch, cache = _scratch(emit, layer.x, facts), layer.key.latent.all
     parts: list[ir.Value] = []

@@ -35,6 +35,11 @@ class SparseAttention:
     selection: Selection
     out: ir.Value
 
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Named assumptions that the match stands on."""
+        return () if self.selection.causal is not None else ("causal-mask",)
+
     def call(self, layer: LatentAttention, facts: Facts) -> Call:
         """What the fused node will say of itself."""
         x, keys, indices = Tensor.of(layer.x), Tensor.of(layer.key.latent.all), Tensor.of(self.selection.indices)
@@ -111,20 +116,21 @@ def recognise_sparse_attention(layer: LatentAttention, facts: Facts) -> SparseAt
     if j <= i + T - S.
     """
     mask = layer.attention.mask
-    visible = None if mask is None else recognise_additive(mask, facts)
-    selection = None if visible is None else recognise_selection(visible, facts)
+    selection = None if mask is None else recognise_selection(mask, facts)
     if selection is None or isinstance(selection, Miss):
         return selection
     keys, queries = facts.dim(layer.key.latent.all, -2), facts.dim(layer.x, 1)
     causal = selection.causal
-    if keys is None or queries is None or not (same_dim(causal.keys, keys) and same_dim(causal.queries, queries)):
+    if keys is None or queries is None:
+        return miss("selection-not-causal", selection.node, "known numbers of keys and queries", "unknown ones")
+    if causal is not None and not (same_dim(causal.keys, keys) and same_dim(causal.queries, queries)):
         return miss("selection-not-causal", selection.node, f"a mask of {queries} queries and {keys} keys", str(causal))
-    if not same_dim(causal.offset, keys - queries):
+    if causal is not None and not same_dim(causal.offset, keys - queries):
         return miss(
             "selection-not-causal", selection.node, f"keys up to i + {keys - queries}", f"up to i + {causal.offset}"
         )
     if not same_dim(facts.dim(selection.scores, 2), keys):
         return miss("selection-not-causal", selection.node, f"scores of {keys} keys", "another number")
     guard = recognise_guard(layer.attention.out, facts)
-    guarded = guard is not None and guard.visible is visible
+    guarded = guard is not None and mask is not None and guard.visible is recognise_additive(mask, facts)
     return SparseAttention(selection, guard.out if guard is not None and guarded else layer.attention.out)

@@ -176,11 +176,13 @@ class _Sizes:
 def _body(call: Call) -> Body:
     """The body for the form of `call`: float32 inside, rounded to the type of `input` where the device stores a value.
 
-    Raises `InputError` for an unknown cache or quantisation mode, for types that do not fit the mode, and where an
-    input that the mode needs is absent.
+    Raises `InputError` for an unknown quantisation mode, for types that do not fit the mode, and where an input that
+    the mode needs is absent.
     """
     form = _Form.of(call)
-    wrong = _wrong_mode(call) or _mixed_weights(call) or _wrong_cache_type(call) or _missing_for_body(call)
+    wrong = _mixed_weights(call) or _wrong_cache_type(call) or _missing_input(call, on_device=False)
+    if form.quantisation == _UNKNOWN:
+        wrong = f"quant_mode must be 0, or 1 without a device, got {call.attributes['quant_mode']}"
     if wrong is not None:
         raise InputError(f"{call.operator.name}: {wrong}")
 
@@ -430,19 +432,25 @@ _LIMITS = f"{_SEED}, constraints"
 _GE = "GE operator MlaPreprocess, tiling and kernels"
 _SIZES: Mapping[str, tuple[str, range]] = {
     # Letter of an input's shape: the name of its rule, and the sizes that the device knows.
-    "T": ("token-count", range(257)),
-    "He": ("hidden-size", range(2048, 10241, 256)),
+    "T": ("token_count", range(257)),
+    "He": ("hidden", range(2048, 10241, 256)),
     "Hcq": ("hcq", range(32, 4097, 32)),
     "Hckv": ("hckv", range(512, 513)),
-    "Dr": ("rope-size", range(64, 65)),
-    "N": ("head-count", range(1, 129)),
-    "D": ("head-size", range(16, 257, 16)),
-    "1": ("scale-count", range(1, 2)),
+    "Dr": ("rope_dim", range(64, 65)),
+    "N": ("heads", range(1, 129)),
+    "D": ("head_dim", range(16, 257, 16)),
+    "1": ("scale_shape", range(1, 2)),
 }
 _DOWN, _UP = "Hckv + Dr + Hcq", "N * (D + Dr)"
 """The sizes of the two projections."""
+_RESERVED = {
+    "wdq_dim": 1536,
+    **dict.fromkeys(("q_rope_dim", "k_rope_dim"), 64),
+    **dict.fromkeys(("q_rotary_coeff", "k_rotary_coeff"), 2),
+    **dict.fromkeys(("transpose_wdq", "transpose_wuq", "transpose_wuk", "wdkv_split_count"), 1),
+}
+"""Attributes that no kernel reads, with the one value that the device accepts."""
 _CACHE_SHAPES: Mapping[int, Mapping[str, tuple[int, ...]]] = {
-    # Block count, block size and lanes; 0 is any.
     0: {"kv_cache": (192, 128, 1, 576)},
     1: {"kv_cache": (192, 128, 1, 512), "kv_cache_rope": (192, 128, 1, 64)},
     2: {"kv_cache": (192, 16, 128, 32), "kv_cache_rope": (192, 4, 128, 16)},
@@ -566,23 +574,29 @@ def _wrong_cache_type(call: Call) -> str | None:
     )
 
 
-def _wrong_mode(call: Call) -> str | None:
-    form = _Form.of(call)
-    if form.cache_mode not in _CACHE_SHAPES:
-        return f"cache_mode must be from 0 to 3, got {form.cache_mode}"
-    if form.quantisation == _UNKNOWN:
-        return f"quant_mode must be 0 (static), or 1 (per token) without a device, got {call.attributes['quant_mode']}"
-    return None
+def _wrong_quant_mode(call: Call) -> str | None:
+    mode = call.attributes["quant_mode"]
+    return None if mode == 0 else f"quant_mode must be 0, the only one that the device has, got {mode}"
 
 
-def _missing_for_body(call: Call) -> str | None:
+def _wrong_reserved(call: Call) -> str | None:
+    return _first(
+        f"{name} must be {value}, got {call.attributes[name]}"
+        for name, value in _RESERVED.items()
+        if call.attributes[name] != value
+    )
+
+
+def _missing_input(call: Call, *, on_device: bool = True) -> str | None:
+    """An input that the mode needs. The body takes an absent offset for 0; the device lets only beta and bias go."""
     form, mode = _Form.of(call), call.attributes["cache_mode"]
-    static, int8 = form.quantisation == _STATIC, form.quantisation != _NO_QUANT
+    scales = (form.quantisation == _STATIC, "int8 weights and quant_mode 0")
     needed = {
         **dict.fromkeys(("gamma_1", "gamma_2"), (True, "every mode")),
         "gamma_0": (form.input_norm, "do_rms_norm 1"),
-        **dict.fromkeys(("quant_scale_0", "quant_scale_1"), (static, "int8 weights and quant_mode 0")),
-        **dict.fromkeys(("descale_0", "descale_1"), (int8, "int8 weights")),
+        **dict.fromkeys(("quant_scale_0", "quant_scale_1"), scales),
+        **(dict.fromkeys(("quant_offset_0", "quant_offset_1"), scales) if on_device else {}),
+        **dict.fromkeys(("descale_0", "descale_1"), (form.quantisation != _NO_QUANT, "int8 weights")),
         "kv_cache_rope": (mode != 0, f"cache_mode {mode}"),
         **dict.fromkeys(("ctkv_scale", "q_nope_scale"), (mode == 2, "cache_mode 2")),
     }
@@ -590,16 +604,6 @@ def _missing_for_body(call: Call) -> str | None:
         f"{name} must be given with {reason}, got none"
         for name, (is_needed, reason) in needed.items()
         if is_needed and name not in form.given
-    )
-
-
-def _missing_input(call: Call) -> str | None:
-    """The device takes no default for an offset; only beta and bias may be empty."""
-    form = _Form.of(call)
-    return _missing_for_body(call) or _first(
-        f"{name} must be given with int8 weights and quant_mode 0, got none"
-        for name in ("quant_offset_0", "quant_offset_1")
-        if form.quantisation == _STATIC and name not in form.given
     )
 
 
@@ -654,30 +658,31 @@ def _unproduced_output(call: Call) -> str | None:
 
 
 _CONSTRAINTS = (
-    Constraint("types", 161002, _TABLE, _wrong_type),
-    Constraint("weights-agree", 161002, _TABLE, _mixed_weights),
-    Constraint("float-weights", 561002, _GE, _wrong_float_weights),
-    Constraint("descale-type", 161002, _TABLE, _wrong_descale),
-    Constraint("cache-type", 161002, _TABLE, _wrong_cache_type),
-    Constraint("missing-input", 161001, _TABLE, _missing_input),
+    Constraint("type", 161002, _TABLE, _wrong_type),
+    Constraint("weight_types", 161002, _TABLE, _mixed_weights),
+    Constraint("float_weights", 561002, _GE, _wrong_float_weights),
+    Constraint("descale_type", 161002, _TABLE, _wrong_descale),
+    Constraint("cache_type", 161002, _TABLE, _wrong_cache_type),
+    Constraint("missing_input", 161001, _TABLE, _missing_input),
+    Constraint("reserved_attribute", 161002, _TABLE, _wrong_reserved),
+    Constraint("quant_mode", 161002, _TABLE, _wrong_quant_mode),
     Constraint("epsilon", 161002, _GE, _wrong_epsilon),
-    Constraint("unproduced-output", 161002, _TABLE, _unproduced_output),
-    Constraint("ranks", 161002, _TABLE, _wrong_rank),
+    Constraint("unproduced_output", 161002, _TABLE, _unproduced_output),
+    Constraint("rank", 161002, _TABLE, _wrong_rank),
     Constraint("storage", 161002, _TABLE, _wrong_storage),
-    Constraint("sizes-agree", 561002, _TABLE, _disagreeing_sizes),
-    Constraint("weight-rows", 561002, _LIMITS, _wrong_width),
+    Constraint("shapes_agree", 561002, _TABLE, _disagreeing_sizes),
+    Constraint("weight_rows", 561002, _LIMITS, _wrong_width),
     *(_size_limit(letter) for letter in _SIZES),
-    _cache_limit("block-count", _LIMITS, lambda _: (0,)),
-    _cache_limit("block-size", _LIMITS, lambda block_size: (block_size,)),
-    _cache_limit("cache-shape", _TABLE, lambda block_size: (3 - block_size, 3)),
+    _cache_limit("block_count", _LIMITS, lambda _: (0,)),
+    _cache_limit("block_size", _LIMITS, lambda block_size: (block_size,)),
+    _cache_limit("cache_shape", _TABLE, lambda block_size: (3 - block_size, 3)),
 )
 
 # --- The operator -----------------------------------------------------------------------------------------------------
 
 
-def _only(name: str, description: str, value: int) -> Attribute:
-    """An attribute that no kernel reads; the device accepts one value."""
-    return Attribute(name, ir.AttributeType.INT, f"{description}; reserved.", value, choices=(value,))
+def _reserved(name: str, description: str) -> Attribute:
+    return Attribute(name, ir.AttributeType.INT, f"{description}; reserved, no kernel reads it.", _RESERVED[name])
 
 
 def _optional(name: str, types: tuple[ir.DataType, ...], shape: str, description: str) -> Input:
@@ -757,15 +762,15 @@ OPERATOR = Operator(
         Output("kr_cache_out", _FLOATS, "as kv_cache_rope", "kv_cache_rope with the new rows.", optional=True),
     ),
     attributes=(
-        _only("wdq_dim", "Hcq", 1536),
-        _only("q_rope_dim", "Dr of the query", 64),
-        _only("k_rope_dim", "Dr of the key", 64),
+        _reserved("wdq_dim", "Hcq"),
+        _reserved("q_rope_dim", "Dr of the query"),
+        _reserved("k_rope_dim", "Dr of the key"),
         Attribute("epsilon", ir.AttributeType.FLOAT, "Epsilon of the norms; they use 1e-6 whatever it is.", _EPSILON),
-        _only("q_rotary_coeff", "Parts in which rotary embedding splits the query", 2),
-        _only("k_rotary_coeff", "Parts in which rotary embedding splits the key", 2),
-        _only("transpose_wdq", "Whether wdqkv is transposed", 1),
-        _only("transpose_wuq", "Whether wuq is transposed", 1),
-        _only("transpose_wuk", "Whether wuk is transposed", 1),
+        _reserved("q_rotary_coeff", "Parts in which rotary embedding splits the query"),
+        _reserved("k_rotary_coeff", "Parts in which rotary embedding splits the key"),
+        _reserved("transpose_wdq", "Whether wdqkv is transposed"),
+        _reserved("transpose_wuq", "Whether wuq is transposed"),
+        _reserved("transpose_wuk", "Whether wuk is transposed"),
         Attribute(
             "cache_mode",
             ir.AttributeType.INT,
@@ -780,7 +785,6 @@ OPERATOR = Operator(
             "How int8 weights have activations quantised. 0: by scale and offset. 1: by the maximum of each token, "
             "without bias; only the body has it.",
             0,
-            choices=(0,),
         ),
         Attribute(
             "do_rms_norm",
@@ -789,7 +793,7 @@ OPERATOR = Operator(
             1,
             choices=(0, 1),
         ),
-        _only("wdkv_split_count", "Parts of wdqkv", 1),
+        _reserved("wdkv_split_count", "Parts of wdqkv"),
     ),
     infer=_infer,
     overload=_overload,

@@ -91,12 +91,10 @@ def _overload(call: Call) -> str:
 def _body(call: Call) -> Body:
     """The merge in float32; a sum of zero gives NaN, as on the device.
 
-    Raises `InputError` for an unknown layout, and where the prefix sums that the layout needs are absent.
+    Raises `InputError` for an unknown layout of the statistics, and where the prefix sums that theirs needs are absent.
     """
-    wrong = _wrong_input_layout(call)
-    if _is_ragged(call):
-        wrong = _wrong_softmax_layout(call) or _missing_lengths(call)
-    if wrong is not None:
+    wrong = _wrong_softmax_layout(call) or _missing_lengths(call)
+    if wrong is not None and _is_ragged(call):
         raise InputError(f"{call.operator.name}: {wrong}")
     attention_type = call.input("prev_attn_out").dtype or ir.DataType.FLOAT
 
@@ -228,11 +226,6 @@ _GE = "GE operator RingAttentionUpdate, tiling"
 _A2_A3 = frozenset({Product.A2, Product.A3})
 
 
-def _wrong_input_layout(call: Call) -> str | None:
-    layout = call.attributes["input_layout"]
-    return None if layout in ("SBH", "TND") else f"input_layout must be SBH or TND, got {layout!r}"
-
-
 def _wrong_softmax_layout(call: Call) -> str | None:
     layout = call.attributes["input_softmax_layout"]
     if layout in ("", "SBH", "TND"):
@@ -319,17 +312,16 @@ def _wrong_head_size(call: Call) -> str | None:
 
 
 _CONSTRAINTS = (
-    Constraint("input-layout", 161002, f"{_SEED}, inputLayoutOptional", _wrong_input_layout),
-    Constraint("softmax-layout", 561002, f"{_SEED}, Return Value", _wrong_softmax_layout),
-    Constraint("actual-seq-qlen", 161001, f"{_SEED}, Constraints", _missing_lengths),
-    Constraint("types-agree", 161002, f"{_SEED}, curAttnOut", _wrong_type),
-    Constraint("ranks", 161002, f"{_SEED}, Parameters", _wrong_rank),
-    Constraint("empty-input", 161002, f"{_SEED}, Return Value", _empty_input),
-    Constraint("softmax-lanes", 161002, f"{_SEED}, Parameters", _wrong_lanes),
-    Constraint("shapes-agree", 161002, f"{_SEED}, Parameters", _wrong_shape),
-    Constraint("heads-divide", 561002, _GE, _undivided_heads),
-    Constraint("head-count", 561002, f"{_SEED}, Constraints", _wrong_head_count, _A2_A3),
-    Constraint("head-size", 561002, f"{_SEED}, Constraints", _wrong_head_size, _A2_A3),
+    Constraint("type", 161002, f"{_SEED}, curAttnOut", _wrong_type),
+    Constraint("missing_input", 161001, f"{_SEED}, Constraints", _missing_lengths),
+    Constraint("rank", 161002, f"{_SEED}, Parameters", _wrong_rank),
+    Constraint("empty_input", 161002, f"{_SEED}, Return Value", _empty_input),
+    Constraint("softmax_lanes", 161002, f"{_SEED}, Parameters", _wrong_lanes),
+    Constraint("shapes_agree", 161002, f"{_SEED}, Parameters", _wrong_shape),
+    Constraint("softmax_layout", 561002, f"{_SEED}, Return Value", _wrong_softmax_layout),
+    Constraint("heads_divide", 561002, _GE, _undivided_heads),
+    Constraint("heads", 561002, f"{_SEED}, Constraints", _wrong_head_count, _A2_A3),
+    Constraint("head_dim", 561002, f"{_SEED}, Constraints", _wrong_head_size, _A2_A3),
 )
 
 # --- The operator -----------------------------------------------------------------------------------------------------
@@ -366,7 +358,7 @@ OPERATOR = Operator(
         Output("softmax_sum", _FLOAT32, _STATISTIC_SHAPE, "The row sums over both."),
     ),
     attributes=(
-        Attribute("input_layout", ir.AttributeType.STRING, "Layout of the attentions: SBH or TND.", "SBH"),
+        Attribute("input_layout", ir.AttributeType.STRING, "Layout of the attentions.", "SBH", choices=("SBH", "TND")),
         Attribute(
             "input_softmax_layout",
             ir.AttributeType.STRING,

