@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ascend_onnx.operator import Call, Dim
+from ascend_onnx.operator import Bound, Call, Constraint, Dim
 
 __all__ = [
     "INVALID",
@@ -25,8 +25,10 @@ __all__ = [
     "agree",
     "all_of",
     "attribute",
+    "bounded",
     "broken",
     "given",
+    "matches",
     "not_empty",
     "of_type",
     "produced",
@@ -133,6 +135,18 @@ def agree(letter: str, *places: Place) -> Limit:
     return check
 
 
+def matches(letter: str, expected: Callable[[Call], int | None], place: Place) -> Limit:
+    """The dimension `letter` is what `expected` reads from the call."""
+
+    def check(call: Call) -> str | None:
+        dim, wanted = place(call), expected(call)
+        if dim is None or wanted is None or dim == wanted:
+            return None
+        return f"{letter} must be {wanted}, got {dim} in {place}"
+
+    return check
+
+
 def shape(name: str, *expected: int | Callable[[Call], int | None]) -> Limit:
     """The input `name` has a shape of these dimensions, each a number or read from the call."""
 
@@ -142,13 +156,19 @@ def shape(name: str, *expected: int | Callable[[Call], int | None]) -> Limit:
             return None
         wanted = [dim if isinstance(dim, int) else dim(call) for dim in expected]
         fits = len(got) == len(wanted) and all(
-            have == want or want is None or not isinstance(have, int)
-            for have, want in zip(got, wanted, strict=True)
+            have == want or want is None or not isinstance(have, int) for have, want in zip(got, wanted, strict=True)
         )
         words = ", ".join("any" if dim is None else str(dim) for dim in wanted)
         return None if fits else f"{name} must have the shape ({words}), got {got}"
 
     return check
+
+
+def bounded(rule: str, bound: Bound, source: str, letter: str, accepted: Accepted, *places: Place) -> Constraint:
+    """The dimension `letter` is one of the `accepted`; where the bound is lifted, it is the same at all places."""
+    return Constraint(
+        rule, TILING, source, size(letter, accepted, *places), bound=bound, relaxed=agree(letter, *places)
+    )
 
 
 def ranks(accepted: Mapping[str, Accepted]) -> Limit:

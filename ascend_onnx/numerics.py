@@ -14,6 +14,8 @@ from onnxscript import OpBuilder
 
 __all__ = [
     "attribute",
+    "dequantised_matmul",
+    "dim",
     "dynamic_quantise",
     "every_second",
     "integer_matmul",
@@ -43,6 +45,12 @@ def attribute(op: OpBuilder, name: str) -> ir.Value:
     value: ir.Value = op.Constant(value_float=ir.RefAttr("value_float", name, ir.AttributeType.FLOAT))
     value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(())  # inference does not follow references
     return value
+
+
+def dim(op: OpBuilder, x: ir.Value, axis: int) -> ir.Value:
+    """The size of one axis, as a tensor of shape (1)."""
+    size: ir.Value = op.Shape(x, start=axis) if axis == -1 else op.Shape(x, start=axis, end=axis + 1)
+    return size
 
 
 def widen(op: OpBuilder, x: ir.Value) -> ir.Value:
@@ -146,6 +154,15 @@ def integer_matmul(op: OpBuilder, x: ir.Value, weight: ir.Value) -> ir.Value:
     zero_point = op.Constant(value=ir.tensor(np.array(128, np.uint8)))
     product: ir.Value = op.MatMulInteger(_shifted(op, x), _shifted(op, weight), zero_point, zero_point)
     return product
+
+
+def dequantised_matmul(
+    op: OpBuilder, x: ir.Value, weight: ir.Value, row_scale: ir.Value, column_scale: ir.Value
+) -> ir.Value:
+    """The product of int8 tensors, `x` (T, k) and `weight` (k, n), times scales (T, 1) and (1, n); float32."""
+    exact = op.Cast(integer_matmul(op, x, weight), to=ir.DataType.FLOAT)
+    dequantised: ir.Value = op.Mul(op.Mul(exact, row_scale), column_scale)
+    return dequantised
 
 
 def _shifted(op: OpBuilder, x: ir.Value) -> ir.Value:

@@ -42,8 +42,12 @@ class SparseAttention:
 
     def call(self, layer: LatentAttention, facts: Facts) -> Call:
         """What the fused node will say of itself."""
-        x, keys, indices = Tensor.of(layer.x), Tensor.of(layer.key.latent.all), Tensor.of(self.selection.indices)
-        b, s, heads = x.dim(0), x.dim(1), layer.query.heads
+        x, keys, indices = (
+            Tensor.of(layer.projections.x),
+            Tensor.of(layer.key.latent.all),
+            Tensor.of(self.selection.indices),
+        )
+        b, s, heads = x.dim(0), x.dim(1), layer.projections.query.heads
         rows = Tensor(x.dtype, (b, keys.dim(-2), 1, 512))
         inputs = {
             "query": Tensor(x.dtype, (b, s, heads, 512)),
@@ -119,7 +123,7 @@ def recognise_sparse_attention(layer: LatentAttention, facts: Facts) -> SparseAt
     selection = None if mask is None else recognise_selection(mask, facts)
     if selection is None or isinstance(selection, Miss):
         return selection
-    keys, queries = facts.dim(layer.key.latent.all, -2), facts.dim(layer.x, 1)
+    keys, queries = facts.dim(layer.key.latent.all, -2), facts.dim(layer.projections.x, 1)
     causal = selection.causal
     if keys is None or queries is None:
         return miss("selection-not-causal", selection.node, "known numbers of keys and queries", "unknown ones")

@@ -101,7 +101,7 @@ class _Form:
 
 
 def _overload(call: Call) -> str:
-    """Cache mode, quantisation and type, then what is unusual: "cache1_int8_float16_without_beta_0_descale_0_int64"."""
+    """Cache mode, quantisation and type, then what is unusual: "cache1_int8_bfloat16_wuk_nz4_without_beta_0"."""
     form = _Form.of(call)
     parts = [f"cache{form.cache_mode}", form.quantisation, form.float_type.name.lower()]
     parts += [f"{name}_nz{rank}" for name, rank in form.packed.items()]
@@ -111,7 +111,9 @@ def _overload(call: Call) -> str:
         parts += [f"{name}_or_empty" for name in _ADDENDS if name in form.unsure]
     for declared in call.operator.inputs:
         dtype = call.input(declared.name).dtype
-        usual = form.float_type if form.float_type in declared.types else ir.DataType.FLOAT
+        usual = form.float_type
+        if declared.types == _DESCALES:
+            usual = ir.DataType.INT64 if form.float_type == ir.DataType.FLOAT16 else ir.DataType.FLOAT
         if declared.name in form.given and dtype in (*_FLOATS, ir.DataType.INT64) and dtype != usual:
             parts.append(f"{declared.name}_{dtype.name.lower()}")
     usual_outputs = 2 if form.cache_mode == 0 else 4
@@ -463,15 +465,18 @@ def _first(sentences: Iterable[str | None]) -> str | None:
 
 
 def _sizes(call: Call, letter: str) -> list[tuple[str, int]]:
-    """Where a letter of the inputs' shapes is known, and its size there."""
+    """Where a letter of the inputs' declared shapes is known, and its size there; caches have limits of their own."""
     given = _Form.of(call).given
-    return [
-        (f"axis {axis} of {declared.name}", dim)
+    places = [
+        (declared.name, axis if ", " in declared.shape else -1)  # a vector may come as a matrix of one row
         for declared in call.operator.inputs
         for axis, name in enumerate(declared.shape.strip("()").split(", "))
-        if name == letter and declared.name in given
-        # A vector may come as one row.
-        if isinstance(dim := _dim(call, declared.name, -1 if declared.shape.count(",") == 0 else axis), int)
+        if name == letter and declared.name in given and not declared.name.startswith("kv_cache")
+    ]
+    return [
+        (f"axis {axis} of {name}" if axis >= 0 else f"the size of {name}", size)
+        for name, axis in places
+        if isinstance(size := _dim(call, name, axis), int)
     ]
 
 
@@ -485,7 +490,7 @@ def _size_limit(letter: str) -> Constraint:
 
     def broken(call: Call) -> str | None:
         return _first(
-            f"{letter} must be {words}, got {size} in {place}"
+            f"{place} ({letter}) must be {words}, got {size}"
             for place, size in _sizes(call, letter)
             if size not in accepted
         )
@@ -494,12 +499,13 @@ def _size_limit(letter: str) -> Constraint:
 
 
 def _disagreeing_sizes(call: Call) -> str | None:
-    for letter in (*_SIZES, _DOWN, _UP):
-        sizes = _sizes(call, letter)
-        for place, size in sizes:
-            if size != sizes[0][1]:
-                return f"{letter} must be the same everywhere: {sizes[0][1]} in {sizes[0][0]}, got {size} in {place}"
-    return None
+    known = {letter: _sizes(call, letter) for letter in (*_SIZES, _DOWN, _UP) if letter != "1"}
+    return _first(
+        f"{place} ({letter}) must be {sizes[0][1]}, as {sizes[0][0]} is, got {size}"
+        for letter, sizes in known.items()
+        for place, size in sizes
+        if size != sizes[0][1]
+    )
 
 
 def _wrong_width(call: Call) -> str | None:
@@ -515,7 +521,7 @@ def _wrong_width(call: Call) -> str | None:
     if heads is not None and nope is not None and rope is not None:
         expected[_UP] = heads * (nope + rope)
     return _first(
-        f"{letter} must be {width}, got {got} in {place}"
+        f"{place} ({letter}) must be {width}, got {got}"
         for letter, width in expected.items()
         for place, got in _sizes(call, letter)
         if got != width

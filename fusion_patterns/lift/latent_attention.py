@@ -15,11 +15,19 @@ import onnx_ir as ir
 from fusion_patterns.graph import Dimension, Facts, is_op, same_dim
 from fusion_patterns.lift.attention import Attention
 from fusion_patterns.lift.concat import Concat, recognise_concat
-from fusion_patterns.lift.heads import HeadView, recognise_heads, recognise_split
+from fusion_patterns.lift.heads import recognise_heads
 from fusion_patterns.lift.linear import Linear, recognise_linear
 from fusion_patterns.lift.permuted import Permuted
-from fusion_patterns.lift.rms_norm import RmsNorm, recognise_rms_norm
-from fusion_patterns.lift.rope import Rope, recognise_rope, recognise_rope_of
+from fusion_patterns.lift.projections import (
+    KeyProjection,
+    Projections,
+    QueryProjection,
+    join_projections,
+    key_projection,
+    query_projection,
+)
+from fusion_patterns.lift.rms_norm import recognise_rms_norm
+from fusion_patterns.lift.rope import recognise_rope, recognise_rope_of
 from fusion_patterns.miss import Miss, miss
 
 __all__ = ["CachedRows", "LatentAttention", "recognise_latent_attention"]
@@ -39,25 +47,9 @@ class CachedRows:
 
 
 @dataclass(frozen=True)
-class QueryPath:
-    """x -> down -> norm -> up -> heads of [nope | rope]."""
-
-    down: Linear
-    norm: RmsNorm
-    up: Linear
-    normed: ir.Value
-    rope: Rope
-    heads: int
-    nope: int
-
-
-@dataclass(frozen=True)
 class KeyPath:
-    """x -> down [latent | rope]; the normed latent and the rotated rest, each behind its cache; the expansion."""
+    """The rows of keys, each behind its cache, and their expansion to heads of [key | value]."""
 
-    down: Linear
-    norm: RmsNorm
-    rope: Rope
     latent: CachedRows
     rotated: CachedRows
     expansion: Linear
@@ -71,12 +63,8 @@ class LatentAttention:
     """A whole attention layer from the hidden state x (B, S, He) to the weighted values (B, N, S, Dv)."""
 
     attention: Attention
-    query: QueryPath
+    projections: Projections
     key: KeyPath
-
-    @property
-    def x(self) -> ir.Value:
-        return self.query.down.x
 
 
 def recognise_latent_attention(attention: Attention, facts: Facts) -> LatentAttention | Miss:
@@ -89,20 +77,22 @@ def recognise_latent_attention(attention: Attention, facts: Facts) -> LatentAtte
         return miss(
             "keys-not-latent", attention.key.base, "keys concatenated of an expanded and a rotated part", keys.got
         )
-    key = _key_path(attention, keys, facts)
+    path = _key_path(attention, keys, facts)
+    if isinstance(path, Miss):
+        return path
+    key = _down_projection(path, facts)
     if isinstance(key, Miss):
         return key
-    query = _query_path(attention, facts)
+    query = _query(attention, facts)
     if isinstance(query, Miss):
         return query
-    if query.down.x is not key.down.x:
-        return miss("hidden-differs", key.down.node, "the hidden state of the query projection", "another value")
-    if (query.heads, query.nope) != (key.heads, key.nope):
-        wanted, found = f"{query.heads} heads of {query.nope}", f"{key.heads} heads of {key.nope}"
-        return miss("head-count", key.expansion.node, wanted, found)
-    if (query.rope.cos.value, query.rope.sin.value) != (key.rope.cos.value, key.rope.sin.value):
-        return miss("rope-differs", key.rope.node, "the cos and sin of the query", "others")
-    return LatentAttention(attention, query, key)
+    paths = join_projections(query, key)
+    if isinstance(paths, Miss):
+        return paths
+    if (query.heads, query.nope) != (path.heads, path.nope):
+        wanted, found = f"{query.heads} heads of {query.nope}", f"{path.heads} heads of {path.nope}"
+        return miss("head-count", path.expansion.node, wanted, found)
+    return LatentAttention(attention, paths, path)
 
 
 def _is_expanded_cache(side: Permuted, facts: Facts) -> bool:
@@ -138,49 +128,22 @@ def _heads_first(perm: tuple[int, ...]) -> bool | None:
     return True if perm == (0, 1, 2, 3) else False if perm == (0, 2, 1, 3) else None
 
 
-def _query_path(attention: Attention, facts: Facts) -> QueryPath | Miss:
+def _query(attention: Attention, facts: Facts) -> QueryProjection | Miss:
     parts = _two_parts(attention.query, facts)
     if isinstance(parts, Miss):
         return miss("query-unrecognised", attention.query.base, "an unrotated and a rotated part per head", parts.got)
     plain = recognise_heads(parts.first, facts)
+    rope = recognise_rope_of(parts.last, facts)
     if isinstance(plain, Miss):
         return plain
-    rope = recognise_rope_of(parts.last, facts)
     if isinstance(rope, Miss):
         return rope
     rotated = recognise_heads(rope.x, facts)
     if isinstance(rotated, Miss):
         return rotated
-    fits = (
-        rotated.source is plain.source
-        and (rotated.heads, rotated.width) == (plain.heads, plain.width)
-        and plain.heads_first == rotated.heads_first == parts.heads_first
-        and rope.cos.fits(1 if parts.heads_first else 2)
-        and rope.sin.fits(1 if parts.heads_first else 2)
-        and (plain.start, rotated.start, rotated.size) == (0, plain.size, plain.width - plain.size)
-    )
-    if not fits:
-        return miss(
-            "query-unrecognised", rope.node, "[nope | rope] columns of one projection per head", "other columns"
-        )
-    return _low_rank_query(plain, rope, facts)
-
-
-def _low_rank_query(plain: HeadView, rope: Rope, facts: Facts) -> QueryPath | Miss:
-    up = recognise_linear(plain.source, facts)
-    if isinstance(up, Miss):
-        return up
-    norm = recognise_rms_norm(up.x, facts)
-    if isinstance(norm, Miss):
-        expected = "a low-rank query projection: down projection, RMS norm, up projection (q_a, q_a_layernorm, q_b)"
-        return miss("no-query-low-rank", up.node, expected, "a projection of the hidden state itself")
-    down = recognise_linear(norm.x, facts)
-    if isinstance(down, Miss):
-        return miss("no-query-low-rank", norm.node, "a down projection before the norm", down.got)
-    for linear in (up, down):
-        if linear.bias is not None:
-            return miss("bias", linear.node, "a query projection without bias", "a bias")
-    return QueryPath(down, norm, up, up.x, rope, plain.heads, plain.size)
+    if not plain.heads_first == rotated.heads_first == parts.heads_first:
+        return miss("query-unrecognised", rope.node, "heads and tokens in one order", "two orders")
+    return query_projection(plain, rope, facts)
 
 
 def _key_path(attention: Attention, keys: _Parts, facts: Facts) -> KeyPath | Miss:
@@ -207,38 +170,15 @@ def _key_path(attention: Attention, keys: _Parts, facts: Facts) -> KeyPath | Mis
         return latent
     if isinstance(rotated, Miss):
         return rotated
-    return _down_projection(view, values, expansion, latent, rotated, facts)
+    return KeyPath(latent, rotated, expansion, view.heads, view.size, values.size)
 
 
-def _down_projection(
-    view: HeadView, values: HeadView, expansion: Linear, latent: CachedRows, rotated: CachedRows, facts: Facts
-) -> KeyPath | Miss:
-    norm = recognise_rms_norm(latent.computed, facts)
+def _down_projection(path: KeyPath, facts: Facts) -> KeyProjection | Miss:
+    norm = recognise_rms_norm(path.latent.computed, facts)
     if isinstance(norm, Miss):
-        return miss("latent-unrecognised", latent.new, "an RMS norm of the down projection's first part", norm.got)
-    rope = recognise_rope(rotated.computed, facts)
-    if isinstance(rope, Miss):
-        return rope
-    unrotated = recognise_heads(rope.x, facts)
-    if isinstance(unrotated, Miss):
-        return miss("key-rope-unrecognised", rope.x, "one rope head cut from the down projection", unrotated.got)
-    first, last = recognise_split(norm.x, facts), recognise_split(unrotated.source, facts)
-    if first is None or last is None or first.source is not last.source:
-        return miss("latent-unrecognised", norm.node, "[latent | rope] columns of one down projection", "other values")
-    down = recognise_linear(first.source, facts)
-    if isinstance(down, Miss):
-        return miss("latent-unrecognised", first.source, "a down projection", down.got)
-    if down.bias is not None:
-        return miss("bias", down.node, "a down projection without bias", "a bias")
-    columns, total = (first.start, first.size, last.start, last.size), down.weight.shape[1]
-    if columns != (0, first.size, first.size, unrotated.size) or first.size + unrotated.size != total:
-        return miss("split-sizes", down.node, "columns [latent | rope] and no others", f"cuts {columns} of {total}")
-    if unrotated.heads != 1:
-        return miss("latent-unrecognised", rope.x, "one rope head for all queries", f"{unrotated.heads} heads")
-    head_axis = 1 if unrotated.heads_first else 2
-    if not (rope.cos.fits(head_axis) and rope.sin.fits(head_axis)):
-        return miss("rope-unrecognised", rope.node, "angles broadcast over the head axis", f"axes {rope.cos.head_axes}")
-    return KeyPath(down, norm, rope, latent, rotated, expansion, view.heads, view.size, values.size)
+        return miss("latent-unrecognised", path.latent.new, "an RMS norm of the down projection's first part", norm.got)
+    rope = recognise_rope(path.rotated.computed, facts)
+    return rope if isinstance(rope, Miss) else key_projection(norm, rope, facts)
 
 
 def _cached(value: ir.Value, facts: Facts) -> CachedRows | Miss:

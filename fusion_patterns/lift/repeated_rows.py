@@ -43,7 +43,7 @@ def _repeated_rows(value: ir.Value, facts: Facts) -> RepeatedRows | None:
     division = recognise_floor_division(gather.indices, facts)
     if division is not None and _counts_up(division.numerator, facts):
         tokens, counted = facts.dim(gather.source, 0), facts.dim(gather.indices, 0)
-        whole = None if tokens is None or isinstance(tokens, ir.SymbolicDim) and tokens.value is None else tokens
+        whole = None if tokens is None or (isinstance(tokens, ir.SymbolicDim) and tokens.value is None) else tokens
         if whole is not None and same_dim(counted, whole * division.divisor):
             return RepeatedRows(gather.source, division.divisor)
     tokens_repeated = _spread(facts.producer(gather.indices), facts)
@@ -56,9 +56,7 @@ def _repeated_rows(value: ir.Value, facts: Facts) -> RepeatedRows | None:
 
 def _counts_up(value: ir.Value, facts: Facts) -> bool:
     node = facts.producer(value)
-    return (
-        is_op(node, "Range") and facts.scalar(facts.input(node, 0)) == 0 and facts.scalar(facts.input(node, 2)) == 1
-    )
+    return is_op(node, "Range") and facts.scalar(facts.input(node, 0)) == 0 and facts.scalar(facts.input(node, 2)) == 1
 
 
 def _spread(fold: ir.Node | None, facts: Facts) -> RepeatedRows | None:

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // Makes the `nth` call of `function` from now on (1 is the next one) return `code`, null where it returns a pointer.
@@ -36,3 +37,4 @@ const char* ascend_emulator_function(std::uint64_t index);
 std::int64_t ascend_emulator_live(const char* kind);
 
 } // extern "C"
+#pragma GCC visibility pop

@@ -1,6 +1,7 @@
 """Case tables: one module an operator, each with the calls that its oracle defines."""
 
 from . import (
+    mla_preprocess,
     mla_prolog_v2_weight_nz,
     moe_init_routing_v3,
     ring_attention_update_v2,
@@ -18,8 +19,13 @@ UNQUANTISED_CASES: list[Case] = [
     *sparse_flash_attention.CASES,
     *moe_init_routing_v3.CASES,
     *ring_attention_update_v2.CASES,
+    *mla_preprocess.CASES,
 ]
-QUANTISED_CASES: list[Case] = [*mla_prolog_v2_weight_nz.QUANTISED_CASES, *moe_init_routing_v3.QUANTISED_CASES]
+QUANTISED_CASES: list[Case] = [
+    *mla_prolog_v2_weight_nz.QUANTISED_CASES,
+    *moe_init_routing_v3.QUANTISED_CASES,
+    *mla_preprocess.QUANTISED_CASES,
+]
 ALL_CASES = UNQUANTISED_CASES + QUANTISED_CASES
 RUNNABLE_CASES = ALL_CASES if QUANTISED else UNQUANTISED_CASES
 

@@ -13,7 +13,20 @@ from typing import Any
 import numpy as np
 
 from .case import BFLOAT16, FLOAT16, FLOAT32, FLOAT_TYPES, Case
-from .mla_preprocess_calls import JOINED, MODES, NZ, NZ_INT8, REAL, WEIGHTS, WIDE, Edit, Inputs, Preprocess, case
+from .mla_preprocess_calls import (
+    JOINED,
+    MODES,
+    NZ,
+    NZ_INT8,
+    REAL,
+    SPLIT,
+    WEIGHTS,
+    WIDE,
+    Edit,
+    Inputs,
+    Preprocess,
+    case,
+)
 
 __all__ = ["CASES", "QUANTISED_CASES"]
 
@@ -256,9 +269,8 @@ def attributes_and_numerics(base: Preprocess) -> list[Case]:
             wdkv_split_count=3,
         ),
         case(name_of(base, "defaults_said"), base, quant_mode=0, do_rms_norm=1, q_rotary_coeff=2, k_rotary_coeff=2),
-        case(name_of(base, "query_only"), base, outputs=("q_out",)),
-        case(name_of(base, "caches_only"), base, outputs=("kv_cache_out", "kr_cache_out")),
         case(name_of(base, "without_rope_outputs"), base, outputs=("q_out", "kv_cache_out")),
+        case(name_of(base, "without_rope_query"), base, outputs=("q_out", "kv_cache_out", "kr_cache_out")),
         case(name_of(joined, "empty_rope_cache"), joined, empty("kv_cache_rope")),
         case(name_of(joined, "rope_cache_is_not_used"), joined, rope_cache_that_is_not_used),
         case(name_of(base, "empty_output_scales"), base, empty("ctkv_scale", "q_nope_scale")),

@@ -269,8 +269,6 @@ def numerics() -> list[Case]:
     statistics = ("softmax_max", "softmax_sum")
     found += [
         case("sbh_unequal_lanes", Padded(), unequal_lanes, outputs=statistics),
-        case("sbh_attention_only", Padded(), outputs=("attn_out",)),
-        case("tnd_default_attention_only", Packed(), outputs=("attn_out",)),
     ]
     for order, softmax_layout in SOFTMAX_LAYOUTS.items():
         found.append(

@@ -11,16 +11,18 @@ import onnx_ir as ir
 
 from fusion_patterns.lift.attention import Attention
 from fusion_patterns.lift.concat import Concat
+from fusion_patterns.lift.contraction import Contraction
 from fusion_patterns.lift.experts import GroupedProduct
 from fusion_patterns.lift.floor_division import FloorDivision
 from fusion_patterns.lift.heads import Cut, HeadView
-from fusion_patterns.lift.latent_attention import LatentAttention
+from fusion_patterns.lift.latent_attention import CachedRows, LatentAttention
 from fusion_patterns.lift.linear import Linear, WeightView
 from fusion_patterns.lift.mask import CausalMask, EmptyRowGuard, Selection
 from fusion_patterns.lift.permutation import Permutation, RowGather
 from fusion_patterns.lift.permuted import Permuted
 from fusion_patterns.lift.rms_norm import RmsNorm
-from fusion_patterns.lift.rope import Rope, RopeLayout
+from fusion_patterns.lift.rope import Angles, Rope, RopeLayout
+from fusion_patterns.lift.slices import Sliced
 from tests.fusion_patterns.graphs import Array, Run
 
 Of = Callable[[ir.Value], Array]
@@ -80,11 +82,28 @@ def _(description: Cut, run: Run) -> Array:
 
 
 @claimed.register
+def _(description: Sliced, run: Run) -> Array:
+    cut = [slice(None)] * run.of(description.source).ndim
+    end = description.start + description.size * description.step
+    cut[description.axis] = slice(description.start, end, description.step)
+    return run.of(description.source)[tuple(cut)]
+
+
+@claimed.register
+def _(description: Angles, run: Run) -> Array:
+    """Four axes: angles of three axes are for heads before tokens, as RotaryEmbedding has them."""
+    angles = run.of(description.value)
+    if angles.ndim == 5:
+        assert angles.shape[-1] == 1
+        return angles[..., 0]
+    return angles[:, None] if angles.ndim == 3 else angles
+
+
+@claimed.register
 def _(description: Rope, run: Run) -> Array:
-    x, cos, sin = (run.of(v) for v in (description.x, description.cos, description.sin))
+    x, cos, sin = run.of(description.x), claimed(description.cos, run), claimed(description.sin, run)
     half = x.shape[-1] // 2
-    assert cos.shape[-1] == (half if description.half_width else 2 * half)
-    cos, sin = (np.expand_dims(angles, description.head_axis) for angles in (cos, sin))
+    assert cos.shape[-1] == sin.shape[-1] == (half if description.half_width else 2 * half)
     if description.half_width:
         cos, sin = (np.concatenate([angles, angles], -1) for angles in (cos, sin))
     if description.input_layout is RopeLayout.INTERLEAVED:
@@ -95,8 +114,9 @@ def _(description: Rope, run: Run) -> Array:
         first * cos[..., :half] - second * sin[..., :half],
         second * cos[..., half:] + first * sin[..., half:],
     ]
-    assert description.output_layout is RopeLayout.HALF
-    return np.concatenate(turned, -1)
+    if description.output_layout is RopeLayout.HALF:
+        return np.concatenate(turned, -1)
+    return np.stack(turned, -1).reshape(x.shape)
 
 
 def softmax(scores: Array) -> Array:
@@ -105,11 +125,35 @@ def softmax(scores: Array) -> Array:
 
 
 @claimed.register
-def _(description: Attention, run: Run) -> Array:
-    scores = run.of(description.query) @ claimed(description.key, run) * np.float32(description.scale)
+def _(description: Contraction, run: Run) -> Array:
+    """A broadcasting axis of an operand keeps no label of its own."""
+    sides = [
+        (run.of(side.value).squeeze(tuple(i for i, label in enumerate(side.labels) if label == "1")), side.labels.replace("1", ""))
+        for side in (description.left, description.right)
+    ]
+    assert "1" not in description.labels
+    equation = f"{sides[0][1]},{sides[1][1]}->{description.labels}"
+    return np.einsum(equation, sides[0][0], sides[1][0]) * np.float32(description.factor)
+
+
+def attended(description: Attention, query: Array, key: Array, value: Array, run: Run) -> Array:
+    """The weighted values in the order of the description's result, of queries, keys and values (B, N, .., ..)."""
+    scores = query @ key.swapaxes(-1, -2) * np.float32(description.scale)
+    if not description.heads_first:
+        scores = scores.transpose(0, 2, 1, 3)
     if description.mask is not None:
         scores = scores + run.of(description.mask)
-    return softmax(scores) @ run.of(description.value)
+    weights = softmax(scores)
+    if description.empty_rows_zero:
+        weights = np.where(np.isnan(weights), 0, weights)
+    if description.heads_first:
+        return weights @ value
+    return (weights.transpose(0, 2, 1, 3) @ value).transpose(0, 2, 1, 3)
+
+
+@claimed.register
+def _(description: Attention, run: Run) -> Array:
+    return attended(description, *(claimed(side, run) for side in (description.query, description.key, description.value)), run)
 
 
 @claimed.register
@@ -173,32 +217,48 @@ def _(description: GroupedProduct, run: Run) -> Array:
 
 @claimed.register
 def _(description: LatentAttention, run: Run) -> Array:
-    """The weighted values, absorbed: scores and context in the latent space."""
+    """The weighted values, absorbed: scores and context in the latent space, from x and the caches alone."""
     attention, query, key = description.attention, description.query, description.key
     x = run.of(description.x)
     batch, tokens = x.shape[:2]
-    low_rank = run.of(query.normed)
-    assert np.allclose(low_rank, claimed(query.norm, run), atol=1e-4)
-    heads = (low_rank @ claimed(query.up.weight, run)).reshape(batch, tokens, query.heads, -1).transpose(0, 2, 1, 3)
-    nope = heads[..., : query.nope]
-    latent, rotated = run.of(key.latent.all), run.of(key.rotated.all)
-    expansion = claimed(key.expansion.weight, run).reshape(-1, key.heads, key.nope + key.value_size).transpose(1, 0, 2)
-    to_keys, to_values = expansion[..., : key.nope], expansion[..., key.nope :]
-    scores = nope @ to_keys.transpose(0, 2, 1) @ latent.swapaxes(-1, -2)
-    scores = scores + claimed(query.rope, run) @ rotated.swapaxes(-1, -2)
-    scores = scores * np.float32(attention.scale)
-    if attention.mask is not None:
-        scores = scores + run.of(attention.mask)
+    latent_size = key.norm.gamma.shape[0]
     down = x @ claimed(key.down.weight, run)
-    size = key.norm.gamma.shape[0]
-    assert np.allclose(down[..., :size], run.of(key.norm.x), atol=1e-4)
-    assert np.allclose(x @ claimed(query.down.weight, run), run.of(query.norm.x), atol=1e-4)
-    assert np.allclose(down[:, None, :, size:], run.of(key.rope.x), atol=1e-4)
-    for rows, new in ((key.latent, claimed(key.norm, run)[:, None]), (key.rotated, claimed(key.rope, run))):
-        assert np.allclose(run.of(rows.new), new, atol=1e-4)
-        past = [] if rows.past is None else [run.of(rows.past)]
-        assert np.allclose(run.of(rows.all), np.concatenate([*past, run.of(rows.new)], 2), atol=1e-4)
-    return softmax(scores) @ latent @ to_values
+    close(run.of(key.norm.x).reshape(batch, tokens, -1), down[..., :latent_size])
+    close(run.of(key.rope.x).reshape(batch, tokens, -1), down[..., latent_size:])
+    rows = [
+        cached_rows(key.latent, claimed(key.norm, run), run),
+        cached_rows(key.rotated, claimed(key.rope, run), run),
+    ]
+    close(run.of(query.norm.x), x @ claimed(query.down.weight, run))
+    close(run.of(query.normed), claimed(query.norm, run))
+    heads = (run.of(query.normed) @ claimed(query.up.weight, run)).reshape(batch, tokens, query.heads, -1)
+    nope = heads[..., : query.nope].transpose(0, 2, 1, 3)
+    rotated = claimed(query.rope, run).reshape(-1)
+    whole = claimed(attention.query, run)
+    close(np.sort(rotated), np.sort(whole[..., query.nope :].reshape(-1)))
+    expansion = claimed(key.expansion.weight, run).reshape(latent_size, key.heads, key.nope + key.value_size)
+    to_keys, to_values = (part.transpose(1, 0, 2) for part in (expansion[..., : key.nope], expansion[..., key.nope :]))
+    absorbed = np.concatenate([nope @ to_keys.swapaxes(-1, -2), whole[..., query.nope :]], -1)
+    latent = rows[0][:, None]
+    keys = np.concatenate([latent, rows[1][:, None]], -1)
+    return attended(attention, absorbed, keys, latent @ to_values, run)
+
+
+def cached_rows(rows: CachedRows, computed: Array, run: Run) -> Array:
+    """All rows (B, T, H) of a cache, whose new ones are what was computed."""
+    everything = run.of(rows.all)
+    batch, width = everything.shape[0], everything.shape[-1]
+    new = run.of(rows.new).reshape(batch, -1, width)
+    close(run.of(rows.computed).reshape(new.shape), computed.reshape(new.shape))
+    close(new, computed.reshape(new.shape))
+    past = [] if rows.past is None else [run.of(rows.past).reshape(batch, -1, width)]
+    joined = np.concatenate([*past, new], 1)
+    close(everything.reshape(joined.shape), joined)
+    return joined
+
+
+def close(actual: Array, expected: Array) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * max(1.0, float(np.abs(expected).max(initial=0))))
 
 
 def assert_true(description: Any, value: ir.Value, run: Run, tolerance: float = 1e-4) -> None:
@@ -206,5 +266,7 @@ def assert_true(description: Any, value: ir.Value, run: Run, tolerance: float = 
     expected, actual = run.of(value), claimed(description, run)
     if isinstance(description, CausalMask):
         actual = np.broadcast_to(actual, expected.shape)
+    if isinstance(description, Permutation):
+        assert description.order is value
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(1.0, float(np.abs(expected).max(initial=0))))

@@ -14,6 +14,10 @@ from .harness import model_of, run_body, run_reference
 
 OPSETS = range(17, 26)
 OPSET_CASES = {
+    "MlaPreprocess-float_mode3_float16_packed",
+    "MlaPreprocess-int8_mode0_some_skipped",
+    "MlaPreprocess-int8_mode1_int64_descale_packed",
+    "MlaPreprocess-int8_mode2_bfloat16",
     "MlaPrologV2WeightNz-bfloat16_pa_nz_bsh_packed",
     "MlaPrologV2WeightNz-pa_bsnd_some_skipped",
     "RingAttentionUpdateV2-bfloat16_sbh",

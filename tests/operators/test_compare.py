@@ -100,6 +100,8 @@ def with_first_element(value: float) -> Callable[[Array], Array]:
 ROUTING = "MoeInitRoutingV3-float32_scatter_range_scale"
 ATTENTION = "SparseFlashAttention-bfloat16_bsnd_bsnd_mode3"
 PROLOG = "MlaPrologV2WeightNz-bfloat16_pa_nz_bsh_nd"
+PREPROCESS = "MlaPreprocess-int8_mode2_bfloat16"
+JOINED_CACHE = "MlaPreprocess-int8_mode0_some_skipped"
 RING = "RingAttentionUpdateV2-float32_tnd_default"
 SKIPPED = "MlaPrologV2WeightNz-pa_bsnd_other_negatives"
 MUTATIONS: list[tuple[str, str, Callable[[Array], Array]]] = [
@@ -115,6 +117,13 @@ MUTATIONS: list[tuple[str, str, Callable[[Array], Array]]] = [
     (SKIPPED, "kv_cache_out", with_first_element(0.5)),
     (SKIPPED, "kr_cache_out", lambda a: a[::-1]),
     (SKIPPED, "kv_cache_out", np.zeros_like),
+    (PREPROCESS, "q_out", lambda a: a[:, ::-1]),
+    (PREPROCESS, "q_out", lambda a: a + (a == 17)),
+    (PREPROCESS, "kv_cache_out", lambda a: a.swapaxes(1, 2).reshape(a.shape)),
+    (PREPROCESS, "kv_cache_out", np.zeros_like),
+    (PREPROCESS, "kr_cache_out", lambda a: a[:, :, ::-1]),
+    (JOINED_CACHE, "q_out", lambda a: np.roll(a, 16, axis=-1)),
+    (JOINED_CACHE, "kv_cache_out", with_first_element(0.5)),
     (RING, "attn_out", lambda a: a[:, ::-1]),
     (RING, "attn_out", lambda a: a * np.float32(1.01)),
     (RING, "softmax_max", lambda a: np.nextafter(a, np.float32(100))),

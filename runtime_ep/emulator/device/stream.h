@@ -4,6 +4,7 @@
 #include "control/registry.h"
 
 #include <chrono>
+#include <concepts>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -33,7 +34,7 @@ class Stream {
 
     void enqueue(std::unique_ptr<Task> task);
 
-    template<typename Body>
+    template<std::invocable Body>
     void enqueue(Body body) {
         struct BodyTask final : Task {
             explicit BodyTask(Body&& taken) : body(std::move(taken)) {}

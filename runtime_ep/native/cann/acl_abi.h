@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // --- Status codes ----------------------------------------------------------------------------------------------------
@@ -270,3 +271,4 @@ aclnnStatus aclnnRingAttentionUpdateV2(
 );
 
 } // extern "C"
+#pragma GCC visibility pop

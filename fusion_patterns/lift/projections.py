@@ -1,0 +1,128 @@
+"""The projections of multi-head latent attention: hidden state to low-rank query, latent and rotated key.
+
+x -> Linear -> RmsNorm -> Linear -> heads [nope | rope] -> Rope
+x -> Linear [latent | rope] -> RmsNorm, Rope
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fusion_patterns.graph import Facts
+from fusion_patterns.lift.heads import HeadView, recognise_heads, recognise_split
+from fusion_patterns.lift.linear import Linear, recognise_linear
+from fusion_patterns.lift.rms_norm import RmsNorm, recognise_rms_norm
+from fusion_patterns.lift.rope import Rope
+from fusion_patterns.miss import Miss, miss
+
+__all__ = ["KeyProjection", "Projections", "QueryProjection", "join_projections", "key_projection", "query_projection"]
+
+
+@dataclass(frozen=True)
+class QueryProjection:
+    """x -> down -> norm -> up -> heads of [nope | rope], the last part rotated."""
+
+    down: Linear
+    norm: RmsNorm
+    up: Linear
+    rope: Rope
+    heads: int
+    nope: int
+
+
+@dataclass(frozen=True)
+class KeyProjection:
+    """x -> down [latent | rope]; the first part normed, the last part rotated."""
+
+    down: Linear
+    norm: RmsNorm
+    rope: Rope
+
+
+@dataclass(frozen=True)
+class Projections:
+    """Both projections of one hidden state x (B, S, He)."""
+
+    query: QueryProjection
+    key: KeyProjection
+
+    @property
+    def x(self) -> ir.Value:
+        return self.query.down.x
+
+    def boundary(self) -> dict[ir.Value, str | None]:
+        """The values that the projections start from."""
+        return {self.x: None, self.query.rope.cos.value: None, self.query.rope.sin.value: None}
+
+    def absorbed(self) -> tuple[ir.Value, ...]:
+        """The values that the operator computes inside."""
+        linears = (self.query.down, self.query.up, self.key.down)
+        return (self.query.up.x, *(linear.node.outputs[0] for linear in linears))
+
+
+def join_projections(query: QueryProjection, key: KeyProjection) -> Projections | Miss:
+    """Both projections together, when they start from one hidden state and rotate by the same angles."""
+    if query.down.x is not key.down.x:
+        return miss("hidden-differs", key.down.node, "the hidden state of the query projection", "another value")
+    if (query.rope.cos.value, query.rope.sin.value) != (key.rope.cos.value, key.rope.sin.value):
+        return miss("rope-differs", key.rope.node, "the cos and sin of the query", "others")
+    return Projections(query, key)
+
+
+def query_projection(plain: HeadView, rope: Rope, facts: Facts) -> QueryProjection | Miss:
+    """The low-rank projection behind the unrotated heads `plain` and a rotation of the columns after them."""
+    rotated = recognise_heads(rope.x, facts)
+    if isinstance(rotated, Miss):
+        return rotated
+    head_axis = 1 if rotated.heads_first else 2
+    fits = (
+        rotated.source is plain.source
+        and (rotated.heads, rotated.width) == (plain.heads, plain.width)
+        and rope.cos.fits(head_axis)
+        and rope.sin.fits(head_axis)
+        and (plain.start, rotated.start, rotated.size) == (0, plain.size, plain.width - plain.size)
+    )
+    if not fits:
+        return miss(
+            "query-unrecognised", rope.node, "[nope | rope] columns of one projection per head", "other columns"
+        )
+    up = recognise_linear(plain.source, facts)
+    if isinstance(up, Miss):
+        return up
+    norm = recognise_rms_norm(up.x, facts)
+    if isinstance(norm, Miss):
+        expected = "a low-rank query projection: down projection, RMS norm, up projection (q_a, q_a_layernorm, q_b)"
+        return miss("no-query-low-rank", up.node, expected, "a projection of the hidden state itself")
+    down = recognise_linear(norm.x, facts)
+    if isinstance(down, Miss):
+        return miss("no-query-low-rank", norm.node, "a down projection before the norm", down.got)
+    for linear in (up, down):
+        if linear.bias is not None:
+            return miss("bias", linear.node, "a query projection without bias", "a bias")
+    return QueryProjection(down, norm, up, rope, plain.heads, plain.size)
+
+
+def key_projection(norm: RmsNorm, rope: Rope, facts: Facts) -> KeyProjection | Miss:
+    """The down projection whose first columns are normed and whose last ones are rotated."""
+    unrotated = recognise_heads(rope.x, facts)
+    if isinstance(unrotated, Miss):
+        return miss("key-rope-unrecognised", rope.x, "one rope head cut from the down projection", unrotated.got)
+    first, last = recognise_split(norm.x, facts), recognise_split(unrotated.source, facts)
+    if first is None or last is None or first.source is not last.source:
+        return miss("latent-unrecognised", norm.node, "[latent | rope] columns of one down projection", "other values")
+    down = recognise_linear(first.source, facts)
+    if isinstance(down, Miss):
+        return miss("latent-unrecognised", first.source, "a down projection", down.got)
+    if down.bias is not None:
+        return miss("bias", down.node, "a down projection without bias", "a bias")
+    columns, total = (first.start, first.size, last.start, last.size), down.weight.shape[1]
+    if columns != (0, first.size, first.size, unrotated.size) or first.size + unrotated.size != total:
+        return miss("split-sizes", down.node, "columns [latent | rope] and no others", f"cuts {columns} of {total}")
+    if unrotated.heads != 1:
+        return miss("latent-unrecognised", rope.x, "one rope head for all queries", f"{unrotated.heads} heads")
+    head_axis = 1 if unrotated.heads_first else 2
+    if not (rope.cos.fits(head_axis) and rope.sin.fits(head_axis)):
+        return miss("rope-unrecognised", rope.node, "angles broadcast over the head axis", f"axes {rope.cos.head_axes}")
+    return KeyProjection(down, norm, rope)
