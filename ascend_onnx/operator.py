@@ -8,7 +8,7 @@ new operator is one new file in `ascend_onnx/operators/`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, TypeVar
@@ -29,6 +29,7 @@ __all__ = [
     "Output",
     "Product",
     "Tensor",
+    "merged",
     "product",
 ]
 
@@ -58,6 +59,14 @@ def product(*dims: Dim) -> Dim:
         return prod((ir.SymbolicDim(symbol) for symbol in symbols), start=ir.SymbolicDim("1") * number).value
     except ValueError:  # a name that is no expression, such as "batch size"
         return None
+
+
+def merged(shapes: Iterable[tuple[Dim, ...] | None]) -> tuple[Dim, ...] | None:
+    """What several statements of one shape say together: each dimension from the first one that knows it."""
+    known = [shape for shape in shapes if shape is not None]
+    if not known:
+        return None
+    return tuple(next((dim for dim in dims if dim is not None), None) for dims in zip(*known, strict=False))
 
 
 class Product(enum.Enum):

@@ -18,6 +18,7 @@ from ascend_onnx.operators import OPERATORS
 from ascend_onnx.storage import load
 from fusion_patterns.engine import Candidate, Decisions, Fusion, Match, apply, decide, planned, timed
 from fusion_patterns.miss import Miss, miss
+from fusion_patterns.mla_projection import MlaProjection
 from fusion_patterns.mla_prolog import MlaProlog
 from fusion_patterns.moe_init_routing import MoeInitRouting
 from fusion_patterns.report import KvCache, Report
@@ -26,7 +27,7 @@ from fusion_patterns.validate import sample, validate
 
 __all__ = ["ASSUMPTIONS", "FUSIONS", "find", "fuse"]
 
-FUSIONS: tuple[Fusion, ...] = (MlaProlog(), MoeInitRouting())
+FUSIONS: tuple[Fusion, ...] = (MlaProlog(), MlaProjection(), MoeInitRouting())
 
 _DEFAULT_ASSUMPTIONS = ("expert-ids-in-range", "indices-valid", "slots-valid", "softmax-lanes-equal")
 ASSUMPTIONS = (*_DEFAULT_ASSUMPTIONS, "causal-mask")

@@ -96,7 +96,8 @@ def _emit(
 ) -> dict[ir.Value, ir.Value]:
     attention, key, paths = layer.attention, layer.key, layer.projections
     provenance = {"ascend_onnx.fusion": MlaProlog.name, "ascend_onnx.anchor": attention.node.name or ""}
-    weight_uk, weight_uv = weights.absorbed_pair(emit, key.expansion.weight, paths.query.heads, paths.query.nope)
+    halves = key.expansion.weight, paths.query.heads, paths.query.nope
+    weight_uk, weight_uv = weights.key_half(emit, *halves), weights.value_half(emit, *halves)
     prolog = Prolog.emit(emit, paths, weight_uk, provenance, facts)
     scratch = prolog.scratch
     new_latent = scratch.shaped(emit, prolog.latent_rows, key.latent.new, facts)

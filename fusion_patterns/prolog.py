@@ -136,8 +136,10 @@ class Scratch:
         return emit.op("Slice", flat, *bounds, shape=(self.b * self.s, width))
 
     def shaped(self, emit: Emitter, rows: ir.Value, like: ir.Value, facts: Facts) -> ir.Value:
-        """Rows (B * S, H) in the shape of what they replace: (B, S, H) with or without an axis of size 1."""
+        """Rows (B * S, H) in the shape of what they replace: the same, or (B, S, H) perhaps with an axis of size 1."""
         dims = facts.shape(like) or ()
+        if len(dims) == 2:
+            return rows
         width = rows.shape[1] if rows.shape is not None else None
         assert isinstance(width, int)  # given by `rows`
         unit = None if len(dims) == 3 else 1 if dims[1] == 1 else 2
@@ -150,7 +152,7 @@ class Scratch:
         return emit.op("Reshape", rows, target, shape=dims)
 
     def shape_of(self, emit: Emitter, node: ir.Node, cache: ir.Value | None, facts: Facts) -> ir.Value | None:
-        """What a Shape node yields, from batch, length and the tokens of `cache`; None where another dimension is in it."""
+        """What a Shape node yields, from batch, length and the tokens of `cache`; None where it asks for more."""
         dims = facts.symbolic(node.outputs[0])
         parts: list[ir.Value] = []
         for dim in dims or ():

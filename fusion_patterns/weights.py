@@ -14,7 +14,7 @@ from fusion_patterns.emit import Emitter
 from fusion_patterns.graph import static
 from fusion_patterns.lift.linear import WeightView
 
-__all__ = ["absorbed_pair", "as_stored", "rope_interleaved", "stacked_slice"]
+__all__ = ["as_stored", "key_half", "permuted", "rope_interleaved", "stacked_slice", "value_half"]
 
 _Array = npt.NDArray[Any]
 
@@ -39,32 +39,51 @@ def rope_interleaved(emitter: Emitter, view: WeightView, heads: int, start: int)
     return _derived(emitter, view, view.shape, "interleaved", permute)
 
 
-def absorbed_pair(emitter: Emitter, view: WeightView, heads: int, nope: int) -> tuple[ir.Value, ir.Value]:
-    """W_UK (N, D, Hckv) and W_UV (N, Hckv, Dv) of an expansion (Hckv, N * (D + Dv))."""
+def key_half(emitter: Emitter, view: WeightView, heads: int, nope: int) -> ir.Value:
+    """W_UK (N, D, Hckv) of an expansion (Hckv, N * (D + Dv))."""
+    shape = (heads, nope, view.shape[0])
+    return _derived(emitter, view, shape, "uk", lambda weight: split_kv_b(weight, heads, nope)[0])
+
+
+def value_half(emitter: Emitter, view: WeightView, heads: int, nope: int) -> ir.Value:
+    """W_UV (N, Hckv, Dv) of an expansion (Hckv, N * (D + Dv))."""
     rank, columns = view.shape
-    value_size = columns // heads - nope
-    return (
-        _derived(emitter, view, (heads, nope, rank), "uk", lambda weight: split_kv_b(weight, heads, nope)[0]),
-        _derived(emitter, view, (heads, rank, value_size), "uv", lambda weight: split_kv_b(weight, heads, nope)[1]),
-    )
+    shape = (heads, rank, columns // heads - nope)
+    return _derived(emitter, view, shape, "uv", lambda weight: split_kv_b(weight, heads, nope)[1])
+
+
+def permuted(emitter: Emitter, stored: ir.Value, perm: tuple[int, ...]) -> ir.Value:
+    """A weight with its axes in another order; the initializer itself where the order is its own."""
+    if perm == tuple(range(len(perm))):
+        return stored
+    dims = static(stored.shape)
+    shape = tuple(dims[axis] for axis in perm)
+    return _computed(emitter, stored, shape, "permuted", lambda weight: weight.transpose(perm))
 
 
 def _derived(
     emitter: Emitter, view: WeightView, shape: tuple[int, ...], suffix: str, transform: Callable[[_Array], _Array]
 ) -> ir.Value:
-    source, transposed = view.initializer.const_value, view.transposed
+    """A weight made of one that is seen as (k, n)."""
+    turned = view.transposed
+    return _computed(emitter, view.initializer, shape, suffix, lambda weight: transform(weight.T if turned else weight))
+
+
+def _computed(
+    emitter: Emitter, stored: ir.Value, shape: tuple[int, ...], suffix: str, transform: Callable[[_Array], _Array]
+) -> ir.Value:
+    source = stored.const_value
     if source is None:
-        raise ValueError(f"weight {view.initializer.name!r} has no data")
+        raise ValueError(f"weight {stored.name!r} has no data")
 
     def compute() -> ir.TensorProtocol:
-        array = source.numpy()
-        return ir.Tensor(np.ascontiguousarray(transform(array.T if transposed else array)), dtype=source.dtype)
+        return ir.Tensor(np.ascontiguousarray(transform(source.numpy())), dtype=source.dtype)
 
     def build() -> ir.Value:
         lazy = ir.LazyTensor(compute, dtype=source.dtype, shape=ir.Shape(shape))
-        return emitter.weight(f"{view.initializer.name}.{suffix}", lazy)
+        return emitter.weight(f"{stored.name}.{suffix}", lazy)
 
-    value: ir.Value = emitter.shared(("weight", view.initializer, transposed, suffix, shape), build)
+    value: ir.Value = emitter.shared(("weight", stored, suffix, shape), build)
     return value
 
 

@@ -116,8 +116,8 @@ def _overload(call: Call) -> str:
             usual = ir.DataType.INT64 if form.float_type == ir.DataType.FLOAT16 else ir.DataType.FLOAT
         if declared.name in form.given and dtype in (*_FLOATS, ir.DataType.INT64) and dtype != usual:
             parts.append(f"{declared.name}_{dtype.name.lower()}")
-    usual_outputs = 2 if form.cache_mode == 0 else 4
-    return "_".join(parts + ([] if call.output_count == usual_outputs else [f"{call.output_count}_outputs"]))
+    parts += [] if call.output_count == (2 if form.cache_mode == 0 else 4) else [f"{call.output_count}_outputs"]
+    return "_".join(parts + (["unusable"] if _unusable(call) else []))
 
 
 def _infer(call: Call) -> Mapping[str, Tensor]:
@@ -182,10 +182,7 @@ def _body(call: Call) -> Body:
     the mode needs is absent.
     """
     form = _Form.of(call)
-    wrong = _mixed_weights(call) or _wrong_cache_type(call) or _missing_input(call, on_device=False)
-    if form.quantisation == _UNKNOWN:
-        wrong = f"quant_mode must be 0, or 1 without a device, got {call.attributes['quant_mode']}"
-    if wrong is not None:
+    if wrong := _unusable(call):
         raise InputError(f"{call.operator.name}: {wrong}")
 
     def trace(op: OpBuilder, *inputs: ir.Value | None) -> list[ir.Value]:
@@ -220,6 +217,13 @@ def _body(call: Call) -> Body:
         ][: call.output_count]
 
     return trace
+
+
+def _unusable(call: Call) -> str | None:
+    """Why there is no body for the call."""
+    if _Form.of(call).quantisation == _UNKNOWN:
+        return f"quant_mode must be 0, or 1 without a device, got {call.attributes['quant_mode']}"
+    return _mixed_weights(call) or _wrong_cache_type(call) or _missing_input(call, on_device=False)
 
 
 def _lanes(op: OpBuilder, x: ir.Value, start: ir.Value | list[int], end: ir.Value | list[int]) -> ir.Value:

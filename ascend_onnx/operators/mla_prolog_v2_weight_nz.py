@@ -50,6 +50,7 @@ from ascend_onnx.operator import (
     Output,
     Product,
     Tensor,
+    merged,
     product,
 )
 
@@ -78,7 +79,8 @@ class _Form:
     nz_cache: bool
     """Blocks of the caches are stored as (H / c0, BlockSize, c0)."""
     float_type: ir.DataType
-    int8: frozenset[str]
+    int8: tuple[str, ...]
+    """The inputs that are int8, in order."""
     packed: tuple[str, ...]
     """The weights that come in FRACTAL_NZ storage, (n / w0, k / 16, 16, w0)."""
 
@@ -88,14 +90,14 @@ class _Form:
             batched=call.input("token_x").rank == 3,
             nz_cache=call.attributes["cache_mode"] == "PA_NZ",
             float_type=call.input("weight_uk").dtype or ir.DataType.FLOAT,
-            int8=frozenset(name for name in _TYPED if call.input(name).dtype == ir.DataType.INT8),
+            int8=tuple(name for name in _TYPED if call.input(name).dtype == ir.DataType.INT8),
             packed=tuple(name for name in _PACKABLE if call.input(name).rank == 4),
         )
 
     @property
     def query_int8(self) -> bool:
         """Both the tokens and the latent cache are int8, and so is the query (FullQuant+KV)."""
-        return {"token_x", "kv_cache"} <= self.int8
+        return "token_x" in self.int8 and "kv_cache" in self.int8
 
     @property
     def scenario(self) -> str:
@@ -141,14 +143,9 @@ def _infer(call: Call) -> Mapping[str, Tensor]:
 
 
 def _token_dims(call: Call) -> tuple[Dim, ...] | None:
-    """(T,) or (B, S), each from the first of the inputs that knows it."""
-    shapes = [call.input(name).shape for name in ("token_x", "rope_sin", "rope_cos")]
-    known = [shape[:-1] for shape in shapes if shape is not None]
-    index = call.input("cache_index").shape
-    known += [] if index is None else [index]
-    if not known:
-        return None
-    return tuple(next((dim for dim in dims if dim is not None), None) for dims in zip(*known, strict=False))
+    """(T,) or (B, S), from whichever inputs know them."""
+    rows = (call.input(name).shape for name in ("token_x", "rope_sin", "rope_cos"))
+    return merged([*(shape and shape[:-1] for shape in rows), call.input("cache_index").shape])
 
 
 # --- Body -------------------------------------------------------------------------------------------------------------
@@ -472,18 +469,12 @@ def _logical(weight: _Array) -> _Array:
 
 
 def _cache_written(cache: _Array, rows: _Array, cache_index: _Array, nz: bool) -> _Array:
-    out = cache.copy()
-    blocks, block_size, _, width = cache.shape
+    out = layout.cache_nz_to_bsnd(cache) if nz else cache.copy()
+    lines = out.reshape(out.shape[0] * out.shape[1], out.shape[3])
     for slot, row in zip(cache_index.ravel(), rows, strict=True):
-        if not 0 <= slot < blocks * block_size:
-            continue
-        block, offset = divmod(int(slot), block_size)
-        if nz:
-            lanes = layout.fractal_width(cache.itemsize)
-            out[block].reshape(width // lanes, block_size, lanes)[:, offset, :] = row.reshape(-1, lanes)
-        else:
-            out[block, offset, 0] = row
-    return out
+        if 0 <= slot < len(lines):
+            lines[slot] = row
+    return layout.cache_bsnd_to_nz(out) if nz else out
 
 
 # --- The limits of the device -----------------------------------------------------------------------------------------
@@ -505,24 +496,21 @@ _SCENARIO_SCALES: Mapping[tuple[str, ...], tuple[str, ...]] = {
 }
 
 
-def _int8_inputs(call: Call) -> tuple[str, ...]:
-    return tuple(name for name in _TYPED if call.input(name).dtype == ir.DataType.INT8)
-
-
 def _unknown_scenario(call: Call) -> str | None:
-    if any(call.input(name).dtype is None for name in _TYPED) or _int8_inputs(call) in _SCENARIO_SCALES:
+    int8 = _Form.of(call).int8
+    if any(call.input(name).dtype is None for name in _TYPED) or int8 in _SCENARIO_SCALES:
         return None
     known = "; ".join(", ".join(names) or "none" for names in _SCENARIO_SCALES)
-    return f"the int8 inputs must be one of the sets [{known}], got {', '.join(_int8_inputs(call))}"
+    return f"the int8 inputs must be one of the sets [{known}], got {', '.join(int8)}"
 
 
 def _wrong_scales(call: Call) -> str | None:
-    int8 = _int8_inputs(call)
-    needed = _SCENARIO_SCALES.get(int8)
-    if needed is None:
-        return None
+    int8 = _Form.of(call).int8
+    needed = _SCENARIO_SCALES.get(int8, ())
     scales = [name for name in call.inputs if "_scale" in name]
     allowed = (*needed, "smooth_scales_cq") if int8 else needed
+    if int8 not in _SCENARIO_SCALES:
+        return None
     return broken(
         [f"{name} is required in this scenario and absent" for name in needed if name not in scales]
         + [f"{name} must be absent in this scenario" for name in scales if name not in allowed]
@@ -574,7 +562,10 @@ def _kv_width(call: Call) -> int | None:
     return None if rank is None or rope is None else rank + rope
 
 
-_RANKS: Mapping[str, Accepted] = {"token_x": (2, 3), "kv_cache": 4, "kr_cache": 4, "weight_uk": 3, **dict.fromkeys(_PACKABLE, (2, 4))}
+_RANKS: Mapping[str, Accepted] = {
+    **{"token_x": (2, 3), "kv_cache": 4, "kr_cache": 4, "weight_uk": 3},
+    **dict.fromkeys(_PACKABLE, (2, 4)),
+}
 _FIRST = (_at("token_x", 0), _at("rope_sin", 0), _at("rope_cos", 0), _at("cache_index", 0))
 _LAST = (_at("token_x", -2), _at("rope_sin", -2), _at("rope_cos", -2), _at("cache_index", -1))
 _CONSTRAINTS = (
@@ -642,6 +633,11 @@ _CONSTRAINTS = (
 
 # --- The operator -----------------------------------------------------------------------------------------------------
 
+
+def _scale(name: str, shape: str, description: str) -> Input:
+    return Input(name, _SCALE, shape, description, optional=True)
+
+
 OPERATOR = Operator(
     name="MlaPrologV2WeightNz",
     description="Query and key-value projections of multi-head latent attention: low-rank projections, RmsNorm, the "
@@ -672,37 +668,17 @@ OPERATOR = Operator(
         Input("cache_index", (ir.DataType.INT64,), "(T) or (B, S)", "The cache slot of each token; negative: none."),
         Input("kv_cache", _FLOATS_OR_INT8, "(BlockNum, BlockSize, 1, Hckv)", "The paged cache of latents."),
         Input("kr_cache", _FLOATS_OR_INT8, "(BlockNum, BlockSize, 1, Dr)", "The paged cache of rotary keys."),
-        Input("dequant_scale_x", _SCALE, "(T, 1) or (B * S, 1)", "Scale per token of an int8 token_x.", optional=True),
-        Input("dequant_scale_w_dq", _SCALE, "(1, Hcq)", "Scale per column of an int8 weight_dq.", optional=True),
-        Input(
-            "dequant_scale_w_uq_qr",
-            _SCALE,
-            "(1, N * (D + Dr))",
-            "Scale per column of an int8 weight_uq_qr.",
-            optional=True,
-        ),
-        Input(
-            "dequant_scale_w_dkv_kr",
-            _SCALE,
-            "(1, Hckv + Dr)",
-            "Scale per column of an int8 weight_dkv_kr.",
-            optional=True,
-        ),
-        Input(
+        _scale("dequant_scale_x", "(T, 1) or (B * S, 1)", "Scale per token of an int8 token_x."),
+        _scale("dequant_scale_w_dq", "(1, Hcq)", "Scale per column of an int8 weight_dq."),
+        _scale("dequant_scale_w_uq_qr", "(1, N * (D + Dr))", "Scale per column of an int8 weight_uq_qr."),
+        _scale("dequant_scale_w_dkv_kr", "(1, Hckv + Dr)", "Scale per column of an int8 weight_dkv_kr."),
+        _scale(
             "quant_scale_ckv",
-            _SCALE,
             "(1, Hckv)",
             "Factor per lane for an int8 kv_cache; only the first counts when token_x is int8 too.",
-            optional=True,
         ),
-        Input("quant_scale_ckr", _SCALE, "(1, Dr)", "Factor per lane for an int8 kr_cache.", optional=True),
-        Input(
-            "smooth_scales_cq",
-            _SCALE,
-            "(1, Hcq)",
-            "Factor per lane of the query latent before its dynamic quantisation.",
-            optional=True,
-        ),
+        _scale("quant_scale_ckr", "(1, Dr)", "Factor per lane for an int8 kr_cache."),
+        _scale("smooth_scales_cq", "(1, Hcq)", "Factor per lane of the query latent before its dynamic quantisation."),
     ),
     outputs=(
         Output("query", _FLOATS_OR_INT8, "(T, N, Hckv) or (B, S, N, Hckv)", "The query in the latent space."),

@@ -82,7 +82,12 @@ def _overload(call: Call) -> str:
     dtypes = dict.fromkeys(call.input(name).dtype for name in _ATTENTIONS)
     parts = [layout, *("unknown" if dtype is None else dtype.name.lower() for dtype in dtypes)]
     parts += [] if call.output_count == len(call.operator.outputs) else [f"{call.output_count}_outputs"]
-    return "_".join(parts)
+    return "_".join(parts + (["unusable"] if _unusable(call) else []))
+
+
+def _unusable(call: Call) -> str | None:
+    """Why there is no body for the call."""
+    return _wrong_softmax_layout(call) or _missing_lengths(call) if _is_ragged(call) else None
 
 
 # --- Body -------------------------------------------------------------------------------------------------------------
@@ -93,8 +98,7 @@ def _body(call: Call) -> Body:
 
     Raises `InputError` for an unknown layout of the statistics, and where the prefix sums that theirs needs are absent.
     """
-    wrong = _wrong_softmax_layout(call) or _missing_lengths(call)
-    if wrong is not None and _is_ragged(call):
+    if wrong := _unusable(call):
         raise InputError(f"{call.operator.name}: {wrong}")
     attention_type = call.input("prev_attn_out").dtype or ir.DataType.FLOAT
 

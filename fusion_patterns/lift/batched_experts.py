@@ -12,10 +12,19 @@ import onnx_ir as ir
 
 from fusion_patterns.graph import Facts, attribute, is_op
 from fusion_patterns.lift.contraction import Labelled, recognise_contraction
-from fusion_patterns.lift.expert_network import FoundProduct, Values
+from fusion_patterns.lift.expert_network import ON_ROWS, FoundProduct, Values
 from fusion_patterns.lift.router import reshaped_from
 
-__all__ = ["BatchedExperts", "BatchedProduct", "StackGather", "recognise_batched_product", "recognise_stack_gather"]
+__all__ = [
+    "BatchedExperts",
+    "BatchedProduct",
+    "StackGather",
+    "recognise_batched_product",
+    "recognise_bias",
+    "recognise_stack_gather",
+]
+
+_FARTHEST = 48
 
 
 @dataclass(frozen=True)
@@ -119,23 +128,83 @@ def _broadcast(rows: Labelled, batch: str, shared: str, matrices: Labelled, fact
 class BatchedExperts:
     """The experts of one block, see `fusion_patterns.lift.expert_network.Experts`.
 
-    `ids` and `experts` are those of the first product found; `x` (N, H), with `choices` assignments per row, are the
-    tokens. Rows of which it cannot be told that they are repeated are taken as they are, with one assignment each.
+    After the network is recognised, `x` (.., H) are the tokens, with `choices` assignments each. Rows of which it
+    cannot be told that they repeat tokens are tokens themselves, with one assignment each.
     """
 
     def __init__(self, ids: ir.Value, experts: int) -> None:
-        self.ids, self.experts = ids, experts
         self.x: ir.Value | None = None
-        self.choices = 0
+        self.choices = 1
+        self._ids, self._experts = ids, experts
 
     def are_rows(self, values: Values, facts: Facts) -> bool:
-        return values[0] is self._rows(values[0], facts)
+        value = values[0]
+        repeated = recognise_repeated_rows(value, facts)
+        if repeated is not None:
+            return self._take(repeated.x, repeated.choices)
+        return not self._is_computed(value, facts) and self._take(value, self._broadcast)
 
-    def _rows(self, value: ir.Value, facts: Facts) -> ir.Value | None:
-        return None
+    _broadcast = 1
+
+    def _take(self, x: ir.Value, choices: int) -> bool:
+        if self.x is None:
+            self.x, self.choices = x, choices
+        return self.x is x and self.choices == choices
 
     def product(self, values: Values, facts: Facts) -> FoundProduct | None:
-        found = recognise_batched_product(values[0], facts)
-        if found is None or found.ids is not self.ids or found.stack.experts != self.experts:
+        (value,) = values
+        product, bias = self._unbiased(value, facts), None
+        if product is None:
+            product, bias = self._biased(value, facts)
+        if product is None:
             return None
-        return None
+        if product.repeated > 1:
+            self._broadcast = product.repeated
+        weights = self._entries(product.stack.stack, product.transposed)
+        return FoundProduct((product.rows,), weights, bias, weights[0].shape[1])
+
+    def _unbiased(self, value: ir.Value, facts: Facts) -> BatchedProduct | None:
+        product = recognise_batched_product(value, facts)
+        ours = product is not None and product.ids is self._ids and product.stack.experts == self._experts
+        return product if ours else None
+
+    def _biased(
+        self, value: ir.Value, facts: Facts
+    ) -> tuple[BatchedProduct | None, tuple[ExpertWeight, ...] | None]:
+        """A product plus a bias (E, n) that is gathered by the same ids."""
+        node = facts.producer(value)
+        if not is_op(node, "Add"):
+            return None, None
+        for summand, added in facts.either_way(node):
+            while is_op(below := facts.producer(summand), "Squeeze", "Reshape"):
+                summand = facts.input(below, 0)
+            product, bias = self._unbiased(summand, facts), recognise_bias(added, self._ids, facts)
+            if product is not None and bias is not None and bias.experts == self._experts:
+                return product, self._entries(bias.stack, transposed=False)
+        return None, None
+
+    def _entries(self, stack: ir.Value, transposed: bool) -> tuple[ExpertWeight, ...]:
+        return tuple(ExpertWeight(stack, expert, transposed) for expert in range(self._experts))
+
+    def _is_computed(self, value: ir.Value, facts: Facts) -> bool:
+        """Whether one of the products stands above a value, with nothing but work on rows between them."""
+        queue, seen = [facts.plain(value)], {value}
+        while queue:
+            current = queue.pop()
+            if self._unbiased(current, facts) is not None:
+                return True
+            node = current.producer()
+            if node is not None and node.op_type in ON_ROWS:
+                fresh = [v for i in range(len(node.inputs)) if (v := facts.input(node, i)) not in seen]
+                if len(seen) < _FARTHEST:
+                    seen.update(fresh)
+                    queue.extend(fresh)
+        return False
+
+
+def recognise_bias(value: ir.Value, ids: ir.Value, facts: Facts) -> StackGather | None:
+    """A bias per assignment: a stack (E, n) gathered by `ids`, perhaps with axes of size 1 added."""
+    while is_op(node := facts.producer(value), "Unsqueeze", "Reshape"):
+        value = facts.input(node, 0)
+    gather = recognise_stack_gather(node, facts)
+    return gather if gather is not None and gather.ids is ids and facts.rank(gather.stack) == 2 else None

@@ -18,7 +18,7 @@ from fusion_patterns.lift.expert_weight import ExpertWeight
 from fusion_patterns.lift.slices import recognise_slice
 from fusion_patterns.miss import Miss, miss
 
-__all__ = ["Cut", "Experts", "FoundProduct", "Network", "Product", "RowWise", "Step", "recognise_network"]
+__all__ = ["ON_ROWS", "Cut", "Experts", "FoundProduct", "Network", "Product", "RowWise", "Step", "recognise_network"]
 
 Values = tuple[ir.Value, ...]
 
@@ -99,6 +99,9 @@ _UNARY = frozenset(
 _BINARY = frozenset(("Mul", "Add", "Sub", "Div", "Pow", "Min", "Max"))
 _REGROUPING = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 _MOST_STEPS = 48
+
+ON_ROWS = _UNARY | _BINARY | {*_REGROUPING, "Split", "Slice", "SplitToSequence", "SequenceAt"}
+"""Operators that may stand between the products of an expert."""
 
 
 def recognise_network(results: Values, experts: Experts, facts: Facts) -> Network | Miss:

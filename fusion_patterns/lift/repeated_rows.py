@@ -22,11 +22,11 @@ class RepeatedRows:
 
 
 def recognise_repeated_rows(value: ir.Value, facts: Facts) -> RepeatedRows | None:
-    """The rows that a value (N * K, H) repeats.
+    """The rows that a value (N * K, H) or (N, K, H) repeats.
 
     Spellings
     ---------
-    1. Unsqueeze(1) -> Expand or Tile to (N, K, H) -> Reshape or Flatten to (N * K, H).
+    1. Unsqueeze(1) -> Expand or Tile to (N, K, H) [-> Reshape or Flatten to (N * K, H)].
     2. A gather by 0, 1, .., N * K - 1 divided by K.
     3. A gather by 0, 1, .., N - 1 each repeated K times as in 1.
     """
@@ -35,53 +35,56 @@ def recognise_repeated_rows(value: ir.Value, facts: Facts) -> RepeatedRows | Non
 
 def _repeated_rows(value: ir.Value, facts: Facts) -> RepeatedRows | None:
     node = facts.producer(value)
-    if is_op(node, "Reshape", "Flatten"):
-        return _spread(node, facts)
-    gather = None if node is None else gathered_rows(node, facts)
-    if gather is None or facts.rank(gather.source) != 2:
+    if node is None:
+        return None
+    gather = gathered_rows(node, facts)
+    if gather is None:
+        return _spread(value, 2, facts)
+    tokens = facts.dim(gather.source, 0)
+    if facts.rank(gather.source) != 2 or tokens is None or (isinstance(tokens, ir.SymbolicDim) and not tokens.value):
         return None
     division = recognise_floor_division(gather.indices, facts)
     if division is not None and _counts_up(division.numerator, facts):
-        tokens, counted = facts.dim(gather.source, 0), facts.dim(gather.indices, 0)
-        whole = None if tokens is None or (isinstance(tokens, ir.SymbolicDim) and tokens.value is None) else tokens
-        if whole is not None and same_dim(counted, whole * division.divisor):
-            return RepeatedRows(gather.source, division.divisor)
-    tokens_repeated = _spread(facts.producer(gather.indices), facts)
-    if tokens_repeated is None or not _counts_up(tokens_repeated.x, facts):
+        whole = same_dim(facts.dim(gather.indices, 0), tokens * division.divisor)
+        return RepeatedRows(gather.source, division.divisor) if whole else None
+    repeated = _spread(gather.indices, 1, facts)
+    if repeated is None or not _counts_up(repeated.x, facts) or not same_dim(facts.dim(repeated.x, 0), tokens):
         return None
-    if not same_dim(facts.dim(tokens_repeated.x, 0), facts.dim(gather.source, 0)):
-        return None
-    return RepeatedRows(gather.source, tokens_repeated.choices)
+    return RepeatedRows(gather.source, repeated.choices)
 
 
 def _counts_up(value: ir.Value, facts: Facts) -> bool:
     node = facts.producer(value)
-    return is_op(node, "Range") and facts.scalar(facts.input(node, 0)) == 0 and facts.scalar(facts.input(node, 2)) == 1
+    return (
+        is_op(node, "Range") and facts.scalar(facts.input(node, 0)) == 0 and facts.scalar(facts.input(node, 2)) == 1
+    )
 
 
-def _spread(fold: ir.Node | None, facts: Facts) -> RepeatedRows | None:
-    """Reshape(Expand or Tile(Unsqueeze(x, 1))) that folds the repetitions of an axis into the axis before them."""
-    if not is_op(fold, "Reshape", "Flatten"):
+def _spread(value: ir.Value, rank: int, facts: Facts) -> RepeatedRows | None:
+    """Expand or Tile(x with an axis 1 added), its new axis folded into the one before it or not; x of this rank."""
+    node, value = facts.producer(value), facts.plain(value)
+    if is_op(node, "Reshape", "Flatten"):
+        unfolded = facts.input(node, 0)
+        if facts.rank(value) != rank or facts.rank(unfolded) != rank + 1:
+            return None
+        if rank == 2 and not _same_width(value, unfolded, facts):
+            return None
+        node = facts.producer(unfolded)
+    added = facts.producer(facts.input(node, 0)) if is_op(node, "Expand", "Tile") else None
+    if node is None or not is_op(added, "Unsqueeze", "Reshape"):
         return None
-    spread = facts.producer(facts.input(fold, 0))
-    if not is_op(spread, "Expand", "Tile"):
+    x, widened = facts.input(added, 0), facts.input(node, 0)
+    if facts.rank(x) != rank or facts.rank(widened) != rank + 1 or facts.size(widened, 1) != 1:
         return None
-    added = facts.producer(facts.input(spread, 0))
-    if not is_op(added, "Unsqueeze", "Reshape"):
+    if rank == 2 and not _same_width(x, widened, facts):
         return None
-    x, unsqueezed = facts.input(added, 0), added.outputs[0]
-    rank = facts.rank(x)
-    if rank is None or facts.rank(unsqueezed) != rank + 1 or facts.rank(fold.outputs[0]) != rank:
-        return None
-    if facts.size(unsqueezed, 1) != 1 or (rank == 2 and not _keep_last(x, unsqueezed, fold.outputs[0], facts)):
-        return None
-    choices = _repetitions(spread, facts)
-    return None if choices is None or rank > 2 else RepeatedRows(x, choices)
+    choices = _repetitions(node, facts)
+    return None if choices is None else RepeatedRows(x, choices)
 
 
-def _keep_last(x: ir.Value, unsqueezed: ir.Value, folded: ir.Value, facts: Facts) -> bool:
-    width = facts.size(x, -1)
-    return width is not None and facts.size(unsqueezed, -1) == width and facts.size(folded, -1) == width
+def _same_width(left: ir.Value, right: ir.Value, facts: Facts) -> bool:
+    width = facts.size(left, -1)
+    return width is not None and facts.size(right, -1) == width
 
 
 def _repetitions(spread: ir.Node, facts: Facts) -> int | None:

@@ -173,10 +173,11 @@ def _without_last_axis(value: ir.Value, facts: Facts) -> ir.Value:
 
 
 def _folds_last_two(reshape: ir.Node, facts: Facts) -> bool:
+    """Whether the last two axes become the last one; those before may be folded as well."""
     source, result = facts.shape(facts.input(reshape, 0)), facts.shape(reshape.outputs[0])
-    if source is None or result is None or len(source) != len(result) + 1:
+    if source is None or result is None or len(source) < 3 or len(result) < 2:
         return False
-    return list(source[:-2]) == list(result[:-1]) and result[-1] == _product(source[-2], source[-1])
+    return result[-1] == _product(source[-2], source[-1])
 
 
 def _product(left: object, right: object) -> int | None:
