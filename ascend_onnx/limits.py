@@ -6,12 +6,13 @@ came, or None where it is met or the graph does not say enough (a symbolic dimen
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ascend_onnx.operator import Bound, Call, Constraint, Dim
+from ascend_onnx.operator import Bound, Call, Constraint, Dim, Product
 
 __all__ = [
     "INVALID",
@@ -20,19 +21,20 @@ __all__ = [
     "Accepted",
     "Limit",
     "Place",
+    "Size",
     "With",
     "absent",
     "agree",
-    "all_of",
     "attribute",
     "bounded",
     "broken",
+    "equal",
     "given",
-    "matches",
     "not_empty",
     "of_type",
     "produced",
     "ranks",
+    "rule",
     "same_type",
     "shape",
     "size",
@@ -53,8 +55,32 @@ def stated_shape(call: Call, name: str) -> Shape:
     return call.input(name).shape
 
 
+class Size:
+    """A number that a call may know: a dimension, or what sums and products of dimensions give."""
+
+    def __call__(self, call: Call) -> int | None:
+        raise NotImplementedError
+
+    def __add__(self, other: Size | int) -> Size:
+        return _Combined(self, other, operator.add)
+
+    def __mul__(self, other: Size | int) -> Size:
+        return _Combined(self, other, operator.mul)
+
+
 @dataclass(frozen=True)
-class Place:
+class _Combined(Size):
+    first: Size
+    second: Size | int
+    combine: Callable[[int, int], int]
+
+    def __call__(self, call: Call) -> int | None:
+        first, second = self.first(call), self.second if isinstance(self.second, int) else self.second(call)
+        return None if first is None or second is None else self.combine(first, second)
+
+
+@dataclass(frozen=True)
+class Place(Size):
     """One dimension: `axis` of the input `name`, in the shape that `shape_of` reads."""
 
     name: str
@@ -68,7 +94,7 @@ class Place:
         return dim if isinstance(dim, int) else None
 
     def __str__(self) -> str:
-        return f"axis {self.axis} of {self.name}" if self.axis >= 0 else f"the last axis of {self.name}"
+        return f"axis {self.axis} of {self.name}"
 
 
 class With:
@@ -84,13 +110,19 @@ class With:
         return f"{self.name} {' or '.join(map(str, self.values))}"
 
 
-def all_of(*limits: Limit) -> Limit:
-    """The first of several limits that is broken."""
+def rule(
+    code: int, source: str, name: str, *limits: Limit, products: frozenset[Product] = frozenset(Product)
+) -> Constraint:
+    """The constraint that none of `limits` is broken."""
+    return Constraint(name, code, source, lambda call: broken(limit(call) for limit in limits), products)
 
-    def check(call: Call) -> str | None:
-        return broken(limit(call) for limit in limits)
 
-    return check
+def bounded(
+    code: int, source: str, name: str, bound: Bound, letter: str, accepted: Accepted, *places: Place
+) -> Constraint:
+    """The dimension `letter` is one of the `accepted`; where `bound` is lifted, it is the same at all places."""
+    limit = size(letter, accepted, *places)
+    return Constraint(name, code, source, limit, bound=bound, relaxed=agree(letter, *places))
 
 
 def broken(sentences: Iterable[str | None]) -> str | None:
@@ -135,8 +167,8 @@ def agree(letter: str, *places: Place) -> Limit:
     return check
 
 
-def matches(letter: str, expected: Callable[[Call], int | None], place: Place) -> Limit:
-    """The dimension `letter` is what `expected` reads from the call."""
+def equal(letter: str, expected: Size, place: Place) -> Limit:
+    """The dimension `letter` at `place` is what others give together."""
 
     def check(call: Call) -> str | None:
         dim, wanted = place(call), expected(call)
@@ -147,14 +179,14 @@ def matches(letter: str, expected: Callable[[Call], int | None], place: Place) -
     return check
 
 
-def shape(name: str, *expected: int | Callable[[Call], int | None]) -> Limit:
-    """The input `name` has a shape of these dimensions, each a number or read from the call."""
+def shape(name: str, *expected: Size | int | None) -> Limit:
+    """The input `name` has these dimensions, each a number, a size of the call, or None for any."""
 
     def check(call: Call) -> str | None:
         got = call.input(name).shape
         if got is None:
             return None
-        wanted = [dim if isinstance(dim, int) else dim(call) for dim in expected]
+        wanted = [dim(call) if isinstance(dim, Size) else dim for dim in expected]
         fits = len(got) == len(wanted) and all(
             have == want or want is None or not isinstance(have, int) for have, want in zip(got, wanted, strict=True)
         )
@@ -162,13 +194,6 @@ def shape(name: str, *expected: int | Callable[[Call], int | None]) -> Limit:
         return None if fits else f"{name} must have the shape ({words}), got {got}"
 
     return check
-
-
-def bounded(rule: str, bound: Bound, source: str, letter: str, accepted: Accepted, *places: Place) -> Constraint:
-    """The dimension `letter` is one of the `accepted`; where the bound is lifted, it is the same at all places."""
-    return Constraint(
-        rule, TILING, source, size(letter, accepted, *places), bound=bound, relaxed=agree(letter, *places)
-    )
 
 
 def ranks(accepted: Mapping[str, Accepted]) -> Limit:

@@ -108,6 +108,14 @@ class Emitter:
         )
         return constant
 
+    def typed(self, value: np.ndarray[Any, Any]) -> ir.Value:
+        """A small constant of any type; equal constants are one initializer."""
+        constant: ir.Value = self.shared(
+            ("typed", value.dtype.str, value.shape, value.tobytes()),
+            lambda: self._initializer("ascend_constant", ir.tensor(value)),
+        )
+        return constant
+
     def weight(self, stem: str, tensor: ir.TensorProtocol) -> ir.Value:
         """A new weight. It may be lazy: its values are computed when the model is written or run."""
         return self._initializer(stem, tensor)

@@ -46,7 +46,8 @@ class Match:
     for random inputs that respects what the graph guarantees of it (None: by its type). `emit` builds the replacement
     and says which new value stands for which result. `absorbed` are values the operators compute inside: where others
     read one, it stays and is reported as kept. `shape_of` computes what a Shape node yields without its input (None:
-    it cannot), so that nothing is kept for the sake of its dimensions.
+    it cannot), so that nothing is kept for the sake of its dimensions. `shapes` of boundary values hold
+    by assumption.
     """
 
     fusion: str
@@ -58,6 +59,7 @@ class Match:
     absorbed: tuple[ir.Value, ...] = ()
     shape_of: Callable[[Emitter, ir.Node], ir.Value | None] | None = None
     assumed: tuple[str, ...] = ()
+    shapes: dict[ir.Value, ir.Shape] = field(default_factory=dict)
     cache: LatentCache | None = None
     validated: float | None = None
 

@@ -22,12 +22,13 @@ from fusion_patterns.mla_projection import MlaProjection
 from fusion_patterns.mla_prolog import MlaProlog
 from fusion_patterns.moe_init_routing import MoeInitRouting
 from fusion_patterns.report import KvCache, Report
+from fusion_patterns.selected_attention import SelectedKeys
 from fusion_patterns.shapes import complete_shapes, has_shapes
 from fusion_patterns.validate import sample, validate
 
 __all__ = ["ASSUMPTIONS", "FUSIONS", "find", "fuse"]
 
-FUSIONS: tuple[Fusion, ...] = (MlaProlog(), MlaProjection(), MoeInitRouting())
+FUSIONS: tuple[Fusion, ...] = (MlaProlog(), MlaProjection(), SelectedKeys(), MoeInitRouting())
 
 _DEFAULT_ASSUMPTIONS = ("expert-ids-in-range", "indices-valid", "slots-valid", "softmax-lanes-equal")
 ASSUMPTIONS = (*_DEFAULT_ASSUMPTIONS, "causal-mask")

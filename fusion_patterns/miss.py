@@ -27,6 +27,7 @@ CODES: dict[str, str] = {
     "dtype": "The element type is not one the operator takes.",
     "mask-unrecognised": "The mask's shape is not that of attention scores.",
     "selection-not-causal": "The mask that goes with a selection could not be proved causal from the graph.",
+    "selection-unrecognised": "Keys are selected per token, but not as the operator's lists can say.",
     "selection-unsorted": "The selected positions do not come from a sorted top-k over causally masked scores.",
     "expert-count-unknown": "Nothing in the graph says how many experts there are.",
     "permutation-unrecognised": "The sorted expert ids are not used to gather rows of one hidden state.",

@@ -20,6 +20,7 @@ from fusion_patterns.engine import Candidate, LatentCache, Match
 from fusion_patterns.graph import Facts
 from fusion_patterns.lift.attention import recognise_attention
 from fusion_patterns.lift.latent_attention import LatentAttention, recognise_latent_attention
+from fusion_patterns.lift.selected_attention import recognise_selected_attention
 from fusion_patterns.miss import Miss, miss
 from fusion_patterns.prolog import LATENT, ROPE, Prolog, prolog_call, scratch_of, unfit
 from fusion_patterns.sparse_flash_attention import NAME as SPARSE
@@ -37,6 +38,8 @@ class MlaProlog:
 
     def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
         """A Match, and a Miss for a selection that stays a mask; or the Miss of the whole layer."""
+        if recognise_selected_attention(node, facts) is not None:
+            return  # another fusion's candidate
         attention = recognise_attention(node, facts)
         if attention is None:
             return

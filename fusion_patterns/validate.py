@@ -50,7 +50,8 @@ def validate(
     the whole model. Both are compared as `ascend_onnx.verify` compares whole models. `shapes` say more than the values
     do themselves.
     """
-    original, fused = cut_out(model, match, shapes), cut_out(model, match, shapes)
+    known = {**shapes, **match.shapes}
+    original, fused = cut_out(model, match, known), cut_out(model, match, known)
     if fuse_cut(fused) != 1:
         return miss("validation-error", match.anchor, "the cut-out subgraph to fuse alone", "it did not")
     try:

@@ -276,7 +276,7 @@ RULES: list[tuple[Node, str, Change, Change]] = [
     (ATTENTION, "shapes_agree", change(renamed(key_rope=(F16, ("B", "P", 2, 64)))), change()),
     (ATTENTION, "shapes_agree", change(lists_for(8, 7)), change(lists_for(8, 8))),
     (ATTENTION, "head_dim", change(renamed(query=(F16, ("B", "S", 16, 576)))), change()),
-    (ATTENTION, "head_dim", change(renamed(key_rope=(F16, ("B", "P", 1, 32)))), change()),
+    (ATTENTION, "rope_dim", change(renamed(key_rope=(F16, ("B", "P", 1, 32)))), change()),
     (ATTENTION, "kv_heads", change(renamed(key=(F16, ("B", "P", 2, 512)))), change()),
     (ATTENTION, "heads", change(query_heads(65)), change(query_heads(64))),
     (ATTENTION, "heads", change(query_heads(127)), change(query_heads(128))),

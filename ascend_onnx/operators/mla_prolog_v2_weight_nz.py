@@ -27,14 +27,15 @@ from ascend_onnx.limits import (
     TILING,
     Accepted,
     Place,
+    Size,
     agree,
-    all_of,
     bounded,
     broken,
-    matches,
+    equal,
     not_empty,
     of_type,
     ranks,
+    rule,
     shape,
     size,
 )
@@ -43,7 +44,6 @@ from ascend_onnx.operator import (
     Attribute,
     Body,
     Call,
-    Constraint,
     Dim,
     Input,
     Operator,
@@ -483,7 +483,6 @@ _SEED = "aclnnMlaPrologV2WeightNz"
 _SHAPES = f"{_SEED}, Shape format field description"
 _AGREEMENT = f"{_SEED}, Shape constraints"
 _TYPES = f"{_SEED}, dtype and shape combinations"
-_HIDDEN_SIZES = (1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192)
 _PARTIAL_SCALES = ("dequant_scale_w_uq_qr",)
 _FULL_SCALES = ("dequant_scale_x", "dequant_scale_w_dq", "dequant_scale_w_uq_qr", "dequant_scale_w_dkv_kr")
 _SCENARIO_SCALES: Mapping[tuple[str, ...], tuple[str, ...]] = {
@@ -542,93 +541,68 @@ def _tokens_of_rank(rank: int) -> Callable[[Call, str], tuple[Dim, ...] | None]:
     return lambda call, name: call.input(name).shape if call.input(name).rank == rank else None
 
 
+class _TokenCount(Size):
+    """T or B * S."""
+
+    def __call__(self, call: Call) -> int | None:
+        count = product(*(_token_dims(call) or (None,)))
+        return count if isinstance(count, int) else None
+
+
 _at = partial(Place, shape_of=_logical_shape)
 _HE = (_at("token_x", -1), _at("weight_dq", 0), _at("weight_dkv_kr", 0))
+_HCQ = (_at("weight_dq", 1), _at("weight_uq_qr", 0), _at("rmsnorm_gamma_cq", 0))
 _N, _D, _HCKV, _DR = _at("weight_uk", 0), _at("weight_uk", 1), _at("weight_uk", 2), _at("rope_sin", -1)
-
-
-def _token_count(call: Call) -> int | None:
-    count = product(*(_token_dims(call) or (None,)))
-    return count if isinstance(count, int) else None
-
-
-def _query_width(call: Call) -> int | None:
-    heads, nope, rope = _N(call), _D(call), _DR(call)
-    return None if heads is None or nope is None or rope is None else heads * (nope + rope)
-
-
-def _kv_width(call: Call) -> int | None:
-    rank, rope = _HCKV(call), _DR(call)
-    return None if rank is None or rope is None else rank + rope
-
-
-_RANKS: Mapping[str, Accepted] = {
-    **{"token_x": (2, 3), "kv_cache": 4, "kr_cache": 4, "weight_uk": 3},
-    **dict.fromkeys(_PACKABLE, (2, 4)),
-}
 _FIRST = (_at("token_x", 0), _at("rope_sin", 0), _at("rope_cos", 0), _at("cache_index", 0))
 _LAST = (_at("token_x", -2), _at("rope_sin", -2), _at("rope_cos", -2), _at("cache_index", -1))
+_BLOCK_SIZES = (_at("kv_cache", 1), _at("kr_cache", 1))
+_RANKS: Mapping[str, Accepted] = {"token_x": (2, 3), "kv_cache": 4, "kr_cache": 4, "weight_uk": 3}
+
+_types, _agreement, _shapes = (
+    partial(rule, INVALID, _TYPES),
+    partial(rule, INVALID, _AGREEMENT),
+    partial(rule, TILING, _SHAPES),
+)
+_bounded = partial(bounded, TILING, _SHAPES)
 _CONSTRAINTS = (
-    Constraint("type", INVALID, _TYPES, of_type(_TYPED, ir.DataType.BFLOAT16, ir.DataType.INT8)),
-    Constraint("scenario", INVALID, _TYPES, _unknown_scenario),
-    Constraint("scale", INVALID, _TYPES, _wrong_scales),
-    Constraint("unproduced_output", INVALID, _TYPES, _unproduced_scale),
-    Constraint("rank", INVALID, _AGREEMENT, all_of(ranks(_RANKS), _wrong_token_ranks)),
-    Constraint("tokens", INVALID, _AGREEMENT, all_of(agree("T (B, S)", *_FIRST), agree("T (S)", *_LAST))),
-    Constraint(
+    _types("type", of_type(_TYPED, ir.DataType.BFLOAT16, ir.DataType.INT8)),
+    _types("scenario", _unknown_scenario),
+    _types("scale", _wrong_scales),
+    _types("unproduced_output", _unproduced_scale),
+    _agreement("rank", ranks(_RANKS), ranks(dict.fromkeys(_PACKABLE, (2, 4))), _wrong_token_ranks),
+    _agreement("tokens", agree("T (B, S)", *_FIRST), agree("T (S)", *_LAST)),
+    _agreement(
         "sizes",
-        INVALID,
-        _AGREEMENT,
-        all_of(
-            agree("He", *_HE),
-            agree("BlockNum", _at("kv_cache", 0), _at("kr_cache", 0)),
-            agree("BlockSize", _at("kv_cache", 1), _at("kr_cache", 1)),
-        ),
+        agree("He", *_HE),
+        agree("BlockNum", _at("kv_cache", 0), _at("kr_cache", 0)),
+        agree("BlockSize", *_BLOCK_SIZES),
     ),
-    Constraint(
+    _types(
         "scale_shape",
-        INVALID,
-        _TYPES,
-        all_of(
-            shape("dequant_scale_x", _token_count, 1),
-            shape("dequant_scale_w_dq", 1, _at("weight_dq", 1)),
-            shape("dequant_scale_w_uq_qr", 1, _at("weight_uq_qr", 1)),
-            shape("dequant_scale_w_dkv_kr", 1, _at("weight_dkv_kr", 1)),
-            shape("quant_scale_ckv", 1, _at("kv_cache", 3)),
-            shape("quant_scale_ckr", 1, _at("kr_cache", 3)),
-            shape("smooth_scales_cq", 1, _at("rmsnorm_gamma_cq", 0)),
-        ),
+        shape("dequant_scale_x", _TokenCount(), 1),
+        shape("dequant_scale_w_dq", 1, _at("weight_dq", 1)),
+        shape("dequant_scale_w_uq_qr", 1, _at("weight_uq_qr", 1)),
+        shape("dequant_scale_w_dkv_kr", 1, _at("weight_dkv_kr", 1)),
+        shape("quant_scale_ckv", 1, _at("kv_cache", 3)),
+        shape("quant_scale_ckr", 1, _at("kr_cache", 3)),
+        shape("smooth_scales_cq", 1, _at("rmsnorm_gamma_cq", 0)),
     ),
-    Constraint(
-        "empty_input",
-        INVALID,
-        f"{_SEED}, Parameters",
-        not_empty(*_PACKABLE, "weight_uk", "rmsnorm_gamma_cq", "rmsnorm_gamma_ckv"),
-    ),
-    Constraint(
+    _types("empty_input", not_empty(*_PACKABLE, "weight_uk", "rmsnorm_gamma_cq", "rmsnorm_gamma_ckv")),
+    _shapes(
         "token_count",
-        TILING,
-        _SHAPES,
-        all_of(
-            size("T", range(1048577), Place("token_x", 0, _tokens_of_rank(2))),
-            size("B", range(65537), Place("token_x", 0, _tokens_of_rank(3))),
-        ),
+        size("T", range(1048577), Place("token_x", 0, _tokens_of_rank(2))),
+        size("B", range(65537), Place("token_x", 0, _tokens_of_rank(3))),
     ),
-    Constraint("heads", TILING, _SHAPES, size("N", (1, 2, 4, 8, 16, 32, 64, 128), _N)),
-    bounded("hidden", "hidden", _SHAPES, "He", _HIDDEN_SIZES, *_HE),
-    bounded(
-        *("hcq", "rank", _SHAPES, "Hcq", 1536),
-        *(_at("weight_dq", 1), _at("weight_uq_qr", 0), _at("rmsnorm_gamma_cq", 0)),
-    ),
-    bounded("hckv", "rank", _SHAPES, "Hckv", 512, _HCKV, _at("rmsnorm_gamma_ckv", 0), _at("kv_cache", 3)),
-    bounded("head_dim", "head_dim", _SHAPES, "D", 128, _D),
-    bounded("rope_dim", "head_dim", _SHAPES, "Dr", 64, _DR, _at("rope_cos", -1), _at("kr_cache", 3)),
-    Constraint("query_width", TILING, _SHAPES, matches("N * (D + Dr)", _query_width, _at("weight_uq_qr", 1))),
-    Constraint("kv_width", TILING, _SHAPES, matches("Hckv + Dr", _kv_width, _at("weight_dkv_kr", 1))),
-    Constraint("kv_heads", TILING, _SHAPES, size("Nkv", 1, _at("kv_cache", 2), _at("kr_cache", 2))),
-    Constraint(
-        "block_size", TILING, _SHAPES, size("BlockSize", range(16, 1025, 16), _at("kv_cache", 1), _at("kr_cache", 1))
-    ),
+    _bounded("hidden", "hidden", "He", (1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192), *_HE),
+    _shapes("heads", size("N", (1, 2, 4, 8, 16, 32, 64, 128), _N)),
+    _bounded("hcq", "rank", "Hcq", 1536, *_HCQ),
+    _bounded("hckv", "rank", "Hckv", 512, _HCKV, _at("rmsnorm_gamma_ckv", 0), _at("kv_cache", 3)),
+    _bounded("head_dim", "head_dim", "D", 128, _D),
+    _bounded("rope_dim", "head_dim", "Dr", 64, _DR, _at("rope_cos", -1), _at("kr_cache", 3)),
+    _shapes("query_width", equal("N * (D + Dr)", _N * (_D + _DR), _at("weight_uq_qr", 1))),
+    _shapes("kv_width", equal("Hckv + Dr", _HCKV + _DR, _at("weight_dkv_kr", 1))),
+    _shapes("kv_heads", size("Nkv", 1, _at("kv_cache", 2), _at("kr_cache", 2))),
+    _shapes("block_size", size("BlockSize", range(16, 1025, 16), *_BLOCK_SIZES)),
 )
 
 # --- The operator -----------------------------------------------------------------------------------------------------

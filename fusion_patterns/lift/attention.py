@@ -12,7 +12,7 @@ from fusion_patterns.lift.permuted import Permuted
 from fusion_patterns.lift.scale import without_scale
 from fusion_patterns.miss import Miss, miss
 
-__all__ = ["Attention", "recognise_attention"]
+__all__ = ["Attention", "recognise_attention", "weighing_product"]
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def recognise_attention(node: ir.Node, facts: Facts) -> Attention | Miss | None:
 def _decomposed(softmax: ir.Node, facts: Facts) -> Attention | Miss | None:
     probabilities = softmax.outputs[0]
     guarded = _guarded(probabilities, facts)
-    product = _value_product(guarded or probabilities, facts)
-    if product is None:
+    product = weighing_product(guarded or probabilities, facts)
+    if product is None or _is_latent(product):
         return None
     rank = facts.rank(probabilities)
     if rank != 4 or facts.axis(softmax, probabilities) != 3:
@@ -133,7 +133,12 @@ def _guarded(probabilities: ir.Value, facts: Facts) -> ir.Value | None:
     return choice.outputs[0] if is_guard else None
 
 
-def _value_product(probabilities: ir.Value, facts: Facts) -> Contraction | None:
+def _is_latent(product: Contraction) -> bool:
+    """Whether all heads share the values: then attention is in the latent space already."""
+    return len(product.right.labels) == 3
+
+
+def weighing_product(probabilities: ir.Value, facts: Facts) -> Contraction | None:
     """The product that weighs the values by the probabilities."""
     readers = [node for node, index in facts.readers(probabilities) if index == 0 and is_op(node, "MatMul", "Einsum")]
     if len(readers) != 1:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fusion_patterns.graph import Facts, attribute, is_op
-from fusion_patterns.lift.mask import uniform_value
 from fusion_patterns.lift.slices import recognise_slice
 
 __all__ = ["ExpertMask", "OneHot", "recognise_expert_mask", "recognise_one_hot"]
@@ -148,8 +147,3 @@ def _hit_expert(value: ir.Value, facts: Facts) -> tuple[int, int] | None:
     sizes = {facts.size(output, facts.axis(node, output, 0) or 0) for output in node.outputs}
     position = next(index for index, output in enumerate(node.outputs) if output is value)
     return (position, len(node.outputs)) if sizes == {1} else None
-
-
-def is_zero(value: ir.Value, facts: Facts) -> bool:
-    """Whether every element of a value is 0."""
-    return uniform_value(value, facts) == 0

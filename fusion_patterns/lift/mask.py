@@ -15,10 +15,12 @@ __all__ = [
     "CausalMask",
     "EmptyRowGuard",
     "Selection",
+    "is_huge_negative",
     "recognise_additive",
     "recognise_causal",
     "recognise_guard",
     "recognise_selection",
+    "uniform_value",
 ]
 
 
@@ -72,18 +74,18 @@ def _additive(mask: ir.Value, facts: Facts) -> ir.Value | None:
         return None
     if is_op(node, "Mul"):
         for hidden, factor in facts.either_way(node):
-            if _is_huge_negative(factor, facts):
+            if is_huge_negative(factor, facts):
                 return _negated(_before_cast(hidden, facts), facts)
     if (
         is_op(node, "Where")
         and facts.scalar(facts.input(node, 1)) == 0
-        and _is_huge_negative(facts.input(node, 2), facts)
+        and is_huge_negative(facts.input(node, 2), facts)
     ):
         return facts.input(node, 0)
     return None
 
 
-def _is_huge_negative(value: ir.Value, facts: Facts) -> bool:
+def is_huge_negative(value: ir.Value, facts: Facts) -> bool:
     """A number that hides a score in every float type: at most float16's lowest."""
     constant = facts.scalar(value)
     return constant is not None and constant <= -65504
@@ -273,12 +275,12 @@ def _conditions(mask: ir.Value, facts: Facts) -> list[_Condition]:
     node = facts.producer(mask)
     if is_op(node, "Mul"):
         for hidden, factor in facts.either_way(node):
-            if _is_huge_negative(factor, facts):
+            if is_huge_negative(factor, facts):
                 return _split_condition(_Condition(_before_cast(hidden, facts), hides=True), facts)
     if is_op(node, "Where"):
         choice, chosen, other = (facts.input(node, index) for index in range(3))
         for inside, outside, hides in ((chosen, other, False), (other, chosen, True)):
-            if _is_huge_negative(outside, facts):
+            if is_huge_negative(outside, facts):
                 rest = [] if uniform_value(inside, facts) == 0 else _conditions(inside, facts)
                 return [*_split_condition(_Condition(choice, hides), facts), *rest]
     return [_Condition(facts.plain(mask), adds=True)]
@@ -371,7 +373,7 @@ def _masked_scores(node: ir.Node, facts: Facts) -> tuple[ir.Value | None, _Condi
     if is_op(node, "Where"):
         choice, chosen, other = (facts.input(node, index) for index in range(3))
         for scores, outside, hides in ((chosen, other, False), (other, chosen, True)):
-            if _is_huge_negative(outside, facts):
+            if is_huge_negative(outside, facts):
                 applied = _split_condition(_Condition(choice, hides), facts)
                 return (scores, applied[0]) if len(applied) == 1 else (None, None)
     if is_op(node, "Add"):

@@ -120,8 +120,9 @@ def _(description: Rope, run: Run) -> Array:
 
 
 def softmax(scores: Array) -> Array:
-    powers = np.exp(scores - scores.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # rows that are hidden whole become NaN, as they do in ONNX
+        powers = np.exp(scores - scores.max(-1, keepdims=True))
+        return powers / powers.sum(-1, keepdims=True)
 
 
 @claimed.register

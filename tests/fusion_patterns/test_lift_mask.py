@@ -94,8 +94,8 @@ def test_causal(body: str, shift: int) -> None:
 
 def test_one_query() -> None:
     """A decode step: the only query's position is the number of cached tokens."""
-    body = SIZES.replace("t = Add(p, s)", "t = Add(p, one)") + KEYS + "q = Unsqueeze(p, i3) y = LessOrEqual(k, q)"
-    model = graph(body, "y", **INPUTS, **INTS, i3=[0, 1, 2, 3])
+    body = SIZES.replace("t = Add(p, s)", "t = Add(p, one)") + KEYS + "qp = Add(i0, p) q = Unsqueeze(qp, i3) y = LessOrEqual(k, q)"
+    model = graph(body, "y", **INPUTS, **INTS, i3=[0, 1, 3])
     causal = recognise_causal(value(model, "y"), Facts())
     assert isinstance(causal, CausalMask)
     run = Run(model, FEEDS)

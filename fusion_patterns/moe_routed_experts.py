@@ -1,0 +1,282 @@
+"""Experts in routed form: tokens sorted by expert, one product per expert on its slice, results put back in order.
+
+x, ids -> MoeInitRoutingV3 -> Split by the counts -> per expert: product -> Concat -> activation on all rows
+       -> Split by the counts -> per expert: product -> Concat -> gather back [-> weigh -> sum over choices]
+
+Each expert's weight is used where it lies: a Gemm reads it transposed, and an entry of a stack is an initializer at an
+offset of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ascend_onnx.operator import Call, Tensor
+from ascend_onnx.operators import OPERATORS
+from fusion_patterns.emit import Emitter
+from fusion_patterns.engine import Match
+from fusion_patterns.graph import Dimension, Facts, same_dim
+from fusion_patterns.lift.expert_network import Cut, Network, Product, RowWise
+from fusion_patterns.lift.expert_weight import ExpertWeight
+from fusion_patterns.lift.router import Router
+from fusion_patterns.miss import Miss, miss
+from fusion_patterns.weights import stacked_slice
+
+__all__ = ["IN_RANGE", "OPERATOR", "Tokens", "products", "route", "routed_match", "routing_call", "wrong_dtype"]
+
+OPERATOR = OPERATORS["MoeInitRoutingV3"]
+OUTPUTS = ("expanded_x", "expanded_row_idx", "expert_tokens_count_or_cumsum")
+IN_RANGE = "expert-ids-in-range"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is routed: `x` (.., H), and for each of its rows `choices` expert ids below `experts`.
+
+    `ids` have the order of the assignments in any shape. `router` is what proves them in range and distinct, if
+    anything does.
+    """
+
+    x: ir.Value
+    ids: ir.Value
+    choices: int
+    experts: int
+    router: Router | None
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        return () if self.router is not None else (IN_RANGE,)
+
+    def boundary(self) -> dict[ir.Value, str | None]:
+        """Where the replaced subgraph begins, with the rules for random inputs."""
+        if self.router is not None:
+            return {self.x: None, self.router.scores: None}
+        last = (self.ids.shape or (None,))[-1]
+        distinct = last == self.choices and self.choices <= self.experts
+        return {self.x: None, self.ids: f"{'distinct' if distinct else 'ids'}:{self.experts}"}
+
+
+@dataclass(frozen=True)
+class RoutedExperts:
+    """Tokens, the network of every expert, and the value that it is for.
+
+    With `weights` (.., K), `result` (.., n) is the weighted sum over the choices; without, it has a row per assignment.
+    """
+
+    tokens: Tokens
+    network: Network
+    weights: ir.Value | None
+    result: ir.Value
+    anchor: ir.Node
+
+
+def wrong_dtype(x: ir.Value, anchor: ir.Node) -> Miss | None:
+    """A reason where the operator does not take tokens of this type, as it takes floats of 16 and 32 bits."""
+    if x.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        return None
+    return miss("dtype", anchor, "tokens in float32, float16 or bfloat16", str(x.dtype))
+
+
+def routed_match(fusion: str, block: RoutedExperts, facts: Facts) -> Match | Miss:
+    """The match that puts a block into routed form."""
+    tokens = block.tokens
+    reason = wrong_dtype(tokens.x, block.anchor) or experts_missing(tokens.router, tokens.experts, block.anchor)
+    if reason is not None:
+        return reason
+    boundary = tokens.boundary()
+    if block.weights is not None:
+        boundary[block.weights] = None
+    return Match(
+        fusion,
+        block.anchor,
+        (routing_call(tokens, routing_attributes(tokens.experts), facts),),
+        (block.result,),
+        boundary,
+        lambda emit: _emit(emit, fusion, block, facts),
+        absorbed=tuple(value for value in block.network.computed if value is not block.result),
+        assumed=tokens.assumed,
+    )
+
+
+def experts_missing(router: Router | None, experts: int, anchor: ir.Node) -> Miss | None:
+    """A reason where the router knows more experts than the graph has."""
+    if router is None or router.experts <= experts:
+        return None
+    return miss("experts-missing", anchor, f"the {router.experts} experts of the router", f"{experts}")
+
+
+def routing_attributes(experts: int, **others: int) -> dict[str, int]:
+    """Rows by assignment and counts by expert, unless `others` says otherwise."""
+    given = {"expert_num": experts, "expert_tokens_num_type": 1, "expert_tokens_num_flag": 1, "row_idx_type": 0}
+    return given | others
+
+
+def routing_call(tokens: Tokens, attributes: dict[str, int], facts: Facts) -> Call:
+    """What the fused node will say of itself, for the checks of a product."""
+    x = Tensor(tokens.x.dtype, _names(_rows(tokens.x, facts), facts.dim(tokens.x, -1)))
+    ids = Tensor(ir.DataType.INT32, _names(_rows(tokens.x, facts), tokens.choices))
+    return Call(OPERATOR, {"x": x, "expert_idx": ids}, OUTPUTS, OPERATOR.attribute_values(attributes))
+
+
+def _names(*dims: Dimension | None) -> tuple[int | str | None, ...]:
+    return tuple(dim.value if isinstance(dim, ir.SymbolicDim) else dim for dim in dims)
+
+
+def _rows(x: ir.Value, facts: Facts) -> Dimension:
+    """How many tokens there are, a nameless symbol where that is unknown."""
+    shape = facts.shape(x)
+    rows: Dimension = 1
+    for dim in (ir.SymbolicDim(None),) if shape is None else shape[:-1]:
+        rows = rows * dim
+    return rows
+
+
+def route(
+    emit: Emitter, fusion: str, anchor: ir.Node, tokens: Tokens, attributes: dict[str, int], facts: Facts
+) -> dict[str, ir.Value]:
+    """The operator's node, its inputs brought to (N, H) and (N, K) in int32; its outputs by name."""
+    rows, width = _rows(tokens.x, facts), facts.dim(tokens.x, -1)
+    inputs = {"x": _matrix(emit, tokens.x, (rows, width), facts)}
+    ids = _matrix(emit, tokens.ids, (rows, tokens.choices), facts)
+    if ids.dtype != ir.DataType.INT32:
+        ids = emit.op("Cast", ids, to=ir.DataType.INT32, dtype=ir.DataType.INT32, shape=facts.shape(ids))
+    inputs["expert_idx"] = ids
+    provenance = {"ascend_onnx.fusion": fusion, "ascend_onnx.anchor": anchor.name or ""}
+    return emit.fused(OPERATOR, inputs, OUTPUTS, attributes, provenance)
+
+
+def _matrix(emit: Emitter, value: ir.Value, shape: tuple[Dimension, Dimension | None], facts: Facts) -> ir.Value:
+    """A value as rows of its last axis."""
+    width = shape[1]
+    if facts.rank(value) == 2 and same_dim(facts.dim(value, 1), width):
+        return value
+    return emit.op("Reshape", value, emit.integers([-1, int(str(width))]), shape=known(*shape))
+
+
+def known(*dims: Dimension | None) -> tuple[Dimension, ...]:
+    """Dimensions with a nameless symbol for what is unknown."""
+    return tuple(ir.SymbolicDim(None) if dim is None else dim for dim in dims)
+
+
+def _emit(emit: Emitter, fusion: str, block: RoutedExperts, facts: Facts) -> dict[ir.Value, ir.Value]:
+    tokens = block.tokens
+    routed = route(emit, fusion, block.anchor, tokens, routing_attributes(tokens.experts), facts)
+    assignments = _rows(tokens.x, facts) * tokens.choices
+    counts = routed["expert_tokens_count_or_cumsum"]
+    rows = _Rebuilt(emit, counts, assignments, facts).run(block.network, routed["expanded_x"])
+    width = facts.size(block.result, -1) if block.weights is not None else block.network.steps[-1].width
+    back = emit.op("Gather", rows, routed["expanded_row_idx"], axis=0, shape=known(assignments, width))
+    if block.weights is None:
+        return {block.result: _as_result(emit, back, block.result, facts)}
+    return {block.result: _weighted_sum(emit, back, block, facts)}
+
+
+def _as_result(emit: Emitter, rows: ir.Value, result: ir.Value, facts: Facts) -> ir.Value:
+    """Rows (M, n) in the shape of the result, which has the same elements in the same order."""
+    shape = facts.shape(result)
+    if shape is None or len(shape) == 2:
+        return rows
+    target = [dim if isinstance(dim, int) else -1 for dim in shape]
+    if target.count(-1) > 1:
+        return emit.op("Reshape", rows, emit.op("Shape", result), shape=shape)
+    return emit.op("Reshape", rows, emit.integers(target), shape=shape)
+
+
+def _weighted_sum(emit: Emitter, rows: ir.Value, block: RoutedExperts, facts: Facts) -> ir.Value:
+    """Sum over choices of weights (.., K) times rows (N * K, n), in the shape of the result (.., n)."""
+    tokens, weights = block.tokens, block.weights
+    assert weights is not None  # the caller has looked
+    count, width, choices = _rows(tokens.x, facts), facts.dim(rows, 1), tokens.choices
+    per_choice = emit.op(
+        "Reshape", rows, emit.integers([-1, choices, int(str(width))]), shape=known(count, choices, width)
+    )
+    column = emit.op("Reshape", weights, emit.integers([-1, choices, 1]), shape=known(count, choices, 1))
+    weighted = emit.op("Mul", per_choice, column, shape=known(count, choices, width))
+    total = emit.op("ReduceSum", weighted, emit.integers([1]), keepdims=0, shape=known(count, width))
+    shape = facts.shape(block.result)
+    if shape is None or len(shape) == 2:
+        return total
+    lead = emit.op("Shape", tokens.x, end=-1, dtype=ir.DataType.INT64, shape=(len(shape) - 1,))
+    target = emit.op("Concat", lead, emit.integers([int(str(width))]), axis=0, shape=(len(shape),))
+    return emit.op("Reshape", total, target, shape=shape)
+
+
+class _Rebuilt:
+    """A network on rows (M, width) that are sorted by expert."""
+
+    def __init__(self, emit: Emitter, counts: ir.Value, assignments: Dimension, facts: Facts) -> None:
+        self._emit, self._counts, self._assignments, self._facts = emit, counts, assignments, facts
+        self._slices: dict[ir.Value, list[ir.Value]] = {}
+
+    def run(self, network: Network, rows: ir.Value) -> ir.Value:
+        values = [rows]
+        for step in network.steps:
+            if isinstance(step, Product):
+                values.append(self._product(step, values[step.rows]))
+            elif isinstance(step, Cut):
+                values.append(self._cut(step, values[step.rows]))
+            else:
+                values.append(self._row_wise(step, values))
+        return values[-1]
+
+    def _product(self, step: Product, rows: ir.Value) -> ir.Value:
+        if rows not in self._slices:
+            self._slices[rows] = slices(self._emit, rows, self._counts, len(step.weights), self._facts)
+        shape = known(self._assignments, step.width)
+        return products(self._emit, self._slices[rows], step.weights, step.bias, shape)
+
+    def _cut(self, step: Cut, rows: ir.Value) -> ir.Value:
+        bounds = (step.start, step.start + (step.size - 1) * step.step + 1, 1, step.step)
+        shape = known(self._assignments, step.size)
+        return self._emit.op("Slice", rows, *(self._emit.integers([bound]) for bound in bounds), shape=shape)
+
+    def _row_wise(self, step: RowWise, values: Sequence[ir.Value]) -> ir.Value:
+        operands = [
+            values[operand] if isinstance(operand, int) else self._constant(operand) for operand in step.operands
+        ]
+        attributes = {name: given.value for name, given in step.node.attributes.items()}
+        shape, dtype = known(self._assignments, step.width), step.node.outputs[0].dtype
+        return self._emit.op(step.node.op_type, *operands, shape=shape, dtype=dtype, **attributes)
+
+    def _constant(self, value: ir.Value) -> ir.Value | None:
+        """A constant of one element without axes that would add to those of the rows."""
+        if not value.name:
+            return None
+        if len(value.shape or ()) <= 2:
+            return value
+        number = self._facts.scalar(value)
+        assert number is not None and value.dtype is not None  # a step's constants have one element
+        return self._emit.scalar(number, value.dtype)
+
+
+def slices(emit: Emitter, rows: ir.Value, counts: ir.Value, experts: int, facts: Facts) -> list[ir.Value]:
+    """The rows of each expert; they are contiguous, so one Split cuts them all."""
+    width = facts.dim(rows, 1)
+    return emit.split(rows, counts, 0, [known(None, width)] * experts)
+
+
+def products(
+    emit: Emitter,
+    rows: Sequence[ir.Value],
+    weights: Sequence[ExpertWeight],
+    bias: Sequence[ExpertWeight] | None,
+    shape: Sequence[Dimension],
+) -> ir.Value:
+    """The rows of each expert times its weight plus its bias, put together again."""
+    parts = []
+    for expert, (piece, weight) in enumerate(zip(rows, weights, strict=True)):
+        matrix, part = stored(emit, weight), known(None, shape[1])
+        added = [] if bias is None else [stored(emit, bias[expert])]
+        if weight.transposed or added:
+            parts.append(emit.op("Gemm", piece, matrix, *added, transB=int(weight.transposed), shape=part))
+        else:
+            parts.append(emit.op("MatMul", piece, matrix, shape=part))
+    return emit.op("Concat", *parts, axis=0, shape=shape)
+
+
+def stored(emit: Emitter, weight: ExpertWeight) -> ir.Value:
+    """The initializer as it lies."""
+    return weight.initializer if weight.index is None else stacked_slice(emit, weight.initializer, weight.index)

@@ -1,0 +1,106 @@
+#include "cann/error.h"
+
+#include "cann/library.h"
+
+#include <array>
+#include <regex>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+namespace cann {
+namespace {
+
+constexpr std::array<std::pair<std::int32_t, const char*>, 19> MEANINGS{{
+    {ACL_ERROR_INVALID_PARAM, "invalid argument"},
+    {ACL_ERROR_UNINITIALIZE, "not initialised"},
+    {ACL_ERROR_RT_PARAM_INVALID, "invalid argument of the runtime"},
+    {ACL_ERROR_RT_INVALID_DEVICEID, "no such device"},
+    {ACL_ERROR_RT_CONTEXT_NULL, "no device is set on this thread"},
+    {ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left"},
+    {ACL_ERROR_RT_AICORE_EXCEPTION, "a kernel failed on the device"},
+    {ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, "the device did not answer in time"},
+    {ACLNN_ERR_PARAM_NULLPTR, "ACLNN_ERR_PARAM_NULLPTR, a required argument is null"},
+    {ACLNN_ERR_PARAM_INVALID, "ACLNN_ERR_PARAM_INVALID, a type or shape is not supported"},
+    {ACLNN_ERR_RUNTIME_ERROR, "ACLNN_ERR_RUNTIME_ERROR, the runtime failed inside"},
+    {ACLNN_ERR_INNER, "ACLNN_ERR_INNER"},
+    {ACLNN_ERR_INNER_INFERSHAPE_ERROR, "ACLNN_ERR_INNER_INFERSHAPE_ERROR, shapes do not fit each other"},
+    {ACLNN_ERR_INNER_TILING_ERROR, "ACLNN_ERR_INNER_TILING_ERROR, a size or attribute is out of bounds"},
+    {ACLNN_ERR_INNER_FIND_KERNEL_ERROR, "ACLNN_ERR_INNER_FIND_KERNEL_ERROR"},
+    {ACLNN_ERR_INNER_CREATE_EXECUTOR, "ACLNN_ERR_INNER_CREATE_EXECUTOR"},
+    {ACLNN_ERR_INNER_NULLPTR, "ACLNN_ERR_INNER_NULLPTR"},
+    {ACLNN_ERR_INNER_OPP_PATH_NOT_FOUND, "ACLNN_ERR_INNER_OPP_PATH_NOT_FOUND"},
+    {ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND, "ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND"},
+}};
+
+std::string recent_message() {
+    const char* message = functions().aclGetRecentErrMsg == nullptr ? nullptr : functions().aclGetRecentErrMsg();
+    return message == nullptr ? "" : message;
+}
+
+std::string sentence(const std::string& function, std::int32_t code) {
+    std::string text = function + " returned " + std::to_string(code);
+    if (const std::string words = meaning(code); !words.empty()) {
+        text += " (" + words + ")";
+    }
+    if (const std::string line = telling_line(recent_message()); !line.empty()) {
+        text += ": " + line;
+    }
+    return text;
+}
+
+} // namespace
+
+Error::Error(std::string function, std::int32_t code) : std::runtime_error(sentence(function, code)), code_(code) {}
+
+std::string Error::advice() const {
+    switch (code_) {
+    case ACLNN_ERR_PARAM_NULLPTR:
+    case ACLNN_ERR_PARAM_INVALID:
+    case ACLNN_ERR_INNER_INFERSHAPE_ERROR:
+    case ACLNN_ERR_INNER_TILING_ERROR:
+        return "`ascend-onnx check MODEL --target PRODUCT` lists the limits of the device";
+    case ACLNN_ERR_INNER_FIND_KERNEL_ERROR:
+    case ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND:
+        return "install the CANN kernels package of this product";
+    case ACLNN_ERR_INNER_OPP_PATH_NOT_FOUND:
+        return "source CANN's set_env.sh, which sets ASCEND_OPP_PATH";
+    case ACL_ERROR_RT_MEMORY_ALLOCATION:
+        return "free device memory, or use smaller caches or batches";
+    case ACL_ERROR_RT_INVALID_DEVICEID:
+        return "`ascend-onnx doctor` lists the devices";
+    default:
+        return "CANN's log in ~/ascend/log says more";
+    }
+}
+
+std::string meaning(std::int32_t code) {
+    for (const auto& [known, words] : MEANINGS) {
+        if (known == code) {
+            return words;
+        }
+    }
+    return "";
+}
+
+std::string telling_line(const std::string& message) {
+    static const auto* noise = new std::regex(
+        R"(^\s*(E[A-Z]?\w{4,5}:\s*)?(\[PID:?\s*\d+\]\s*)?(\d{4}-\d\d-\d\d[-\s]\S+\s*)?(\[[A-Z]+\]\s*)?|\s*\[(FUNC|FILE|LINE):[^\]]*\]|\s*\[THREAD:[^\]]*\])"
+    );
+    static const auto* heading = new std::regex(
+        R"(^(Inner Error!?|TraceBack.*|Solution:.*|Possible Cause:.*|\[?PID.*|Traceback.*|E[A-Z]?\w{4,5}:?)$)",
+        std::regex::icase
+    );
+    std::istringstream lines(message);
+    for (std::string line; std::getline(lines, line);) {
+        line = std::regex_replace(line, *noise, "");
+        const auto end = line.find_last_not_of(" \t\r.");
+        line.resize(end == std::string::npos ? 0 : end + 1);
+        if (!line.empty() && !std::regex_match(line, *heading)) {
+            return line;
+        }
+    }
+    return "";
+}
+
+} // namespace cann

@@ -1,0 +1,100 @@
+"""A call as an ONNX node would make it, on the emulated device: absent inputs, packed weights, paged caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tests.oracles import ORACLES, Array
+
+from .acl import Acl
+from .launches import DEFAULTS, PARAMETERS, Output, Packed, launch
+
+__all__ = ["nz_of_kn", "nz_of_nk", "product_of", "run_on_device"]
+
+PROLOG_WEIGHTS = ("weight_dq", "weight_uq_qr", "weight_dkv_kr")
+PREPROCESS_WEIGHTS = ("wdqkv", "wuq")
+FRACTAL_BYTES, FRACTAL_ROWS = 32, 16
+
+
+def product_of(operator: str, attributes: Mapping[str, Any]) -> str:
+    """A product that runs the call: MXFP8 needs a 950."""
+    return "950" if operator == "MoeInitRoutingV3" and attributes.get("quant_mode", -1) >= 2 else "a2"
+
+
+def nz_of_kn(matrix: Array) -> Packed:
+    """FRACTAL_NZ of a matrix (k, n): (n / w0, k / 16, 16, w0)."""
+    k, n = matrix.shape
+    width = FRACTAL_BYTES // matrix.dtype.itemsize
+    fractals = matrix.reshape(k // FRACTAL_ROWS, FRACTAL_ROWS, n // width, width).transpose(2, 0, 1, 3)
+    return Packed(np.ascontiguousarray(fractals), (k, n))
+
+
+def nz_of_nk(matrix: Array) -> Packed:
+    """FRACTAL_NZ of a matrix (n, k): (k / w0, n, w0), stored as (k / w0, n / 16, 16, w0)."""
+    n, k = matrix.shape
+    width = FRACTAL_BYTES // matrix.dtype.itemsize
+    fractals = matrix.reshape(n, k // width, width).transpose(1, 0, 2)
+    storage = np.ascontiguousarray(fractals).reshape(k // width, n // FRACTAL_ROWS, FRACTAL_ROWS, width)
+    return Packed(storage, (n, k))
+
+
+def run_on_device(
+    acl: Acl, operator: str, inputs: Mapping[str, Array], attributes: Mapping[str, Any]
+) -> dict[str, Array]:
+    """The outputs that the call has on the device."""
+    values = {**DEFAULTS[operator], **attributes}
+    given: dict[str, Array | Packed | None] = dict(inputs)
+    if operator == "SparseFlashAttention" and values["layout_kv"] == "PA_BSND":
+        values["return_softmax_lse"] = 0  # statistics exist with unpaged keys only
+    expected = ORACLES[operator](inputs, values)
+    outputs: dict[str, Output] = {name: (e.value.shape, e.dtype) for name, e in expected.items()}
+    asked = set(outputs)
+    if operator == "MlaPrologV2WeightNz":
+        given.update({name: prolog_weight(inputs[name]) for name in PROLOG_WEIGHTS})
+    elif operator == "MlaPreprocess":
+        given = preprocess_inputs(inputs)
+    elif operator == "MoeInitRoutingV3":
+        complete_routing(inputs, values, outputs)
+    for parameter in PARAMETERS[operator].split():
+        kind, name = parameter.split(":")
+        if kind == "out" and name not in outputs:
+            outputs[name] = ((0,), np.dtype(np.float32))
+    results = launch(acl, operator, given, values, outputs)
+    return {name: results[name] for name in asked if results[name].size}
+
+
+def prolog_weight(weight: Array) -> Packed:
+    if weight.ndim == 2:
+        return nz_of_kn(weight)
+    columns, rows, _, width = weight.shape
+    return Packed(weight, (rows * FRACTAL_ROWS, columns * width))
+
+
+def preprocess_inputs(inputs: Mapping[str, Array]) -> dict[str, Array | Packed | None]:
+    """All 24 inputs: the device wants an empty tensor where a node has none, and the weights packed."""
+    given: dict[str, Array | Packed | None] = {}
+    for parameter in PARAMETERS["MlaPreprocess"].split():
+        kind, name = parameter.split(":")
+        if kind == "in":
+            given[name] = inputs.get(name, np.zeros(0, inputs["input"].dtype))
+    for name in PREPROCESS_WEIGHTS:
+        weight = inputs[name]
+        if weight.ndim == 2:
+            given[name] = nz_of_nk(weight)
+        else:
+            given[name] = Packed(weight, (weight.size // (weight.shape[0] * weight.shape[-1]), weight.shape[0] * weight.shape[-1]))
+    wuk = inputs["wuk"]
+    if wuk.ndim == 4:
+        heads, columns, rows, width = wuk.shape
+        given["wuk"] = Packed(wuk, (heads, rows, columns * width))
+    return given
+
+
+def complete_routing(inputs: Mapping[str, Array], values: dict[str, Any], outputs: dict[str, Output]) -> None:
+    """What a launch passes for the defaults of a node, and holders for the outputs that the node does not produce."""
+    if not values.get("active_expert_range"):
+        values["active_expert_range"] = [0, values["expert_num"]]
+    outputs.setdefault("expert_tokens_count_or_cumsum", ((0,), np.dtype(np.int64)))

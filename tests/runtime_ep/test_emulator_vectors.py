@@ -1,0 +1,44 @@
+"""The published vectors on the emulated device, within the tolerance that each carries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.operators.compare import compare_within
+from tests.operators.vectors import VECTORS, Vector, read_vector
+from tests.oracles import ORACLES, Array
+
+from .acl import device, library_path
+from .emulated import product_of, run_on_device
+
+pytestmark = pytest.mark.skipif(library_path() is None, reason="the emulator is not built")
+
+
+def disagreements(vector: Vector, actual: dict[str, Array]) -> list[str]:
+    oracle = ORACLES[vector.operator](vector.inputs, vector.attributes)
+    return [
+        sentence
+        for name in vector.outputs
+        if name in actual
+        for sentence in compare_within(
+            name,
+            actual[name],
+            vector.outputs[name],
+            vector.tolerances[name],
+            mask=vector.masks.get(name),
+            counted=oracle[name].computed,
+        )
+    ]
+
+
+@pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
+def test_vector(path: Path) -> None:
+    vector = read_vector(path)
+    with device(product_of(vector.operator, vector.attributes), relax=("hidden", "head_dim", "rank")) as acl:
+        actual = run_on_device(acl, vector.operator, vector.inputs, vector.attributes)
+    assert disagreements(vector, actual) == []
+    assert set(actual) & set(vector.outputs)
+    assert all(isinstance(array, np.ndarray) for array in actual.values())
