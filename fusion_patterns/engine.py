@@ -108,16 +108,18 @@ def decide(
     fusions: Sequence[Fusion],
     shapes: Mapping[ir.Value, ir.Shape] | None = None,
     assumed: Collection[str] = frozenset(),
+    only: str | None = None,
 ) -> Decisions:
     """Look at every anchor of every fusion. Nothing is changed.
 
-    `shapes` say more than the values do themselves; a match that stands on what is not in `assumed` is a Miss.
+    `shapes` say more than the values do themselves; a match that stands on what is not in `assumed` is a Miss; `only`
+    is the one operator to use.
     """
     by_anchor: dict[str, list[Fusion]] = {}
     for fusion in fusions:
         for op_type in fusion.anchors:
             by_anchor.setdefault(op_type, []).append(fusion)
-    facts, decisions, claimed = Facts(shapes, assumed), Decisions(shapes=shapes or {}), set[ir.Value]()
+    facts, decisions, claimed = Facts(shapes, assumed, only), Decisions(shapes=shapes or {}), set[ir.Value]()
     for node in graph:
         for fusion in by_anchor.get(node.op_type, ()):
             for outcome in fusion.match(node, facts):
@@ -125,7 +127,11 @@ def decide(
                     decisions.misses.append(outcome)
                 elif (open_question := _not_assumed(outcome, facts)) is not None:
                     decisions.misses.append(Candidate(fusion.name, node, open_question))
-                elif claimed.isdisjoint(outcome.results):
+                elif not claimed.isdisjoint(outcome.results):
+                    shared = ", ".join(sorted(value.name or "" for value in claimed.intersection(outcome.results)))
+                    overlap = miss("overlap", node, "values that no other match replaces", shared)
+                    decisions.misses.append(Candidate(fusion.name, node, overlap))
+                else:
                     claimed.update(outcome.results)
                     decisions.matches.append(outcome)
     return decisions
@@ -138,8 +144,10 @@ def _not_assumed(match: Match, facts: Facts) -> Miss | None:
     return miss("assumption-off", match.anchor, f"the assumption {', '.join(missing)} (--assume)", "it switched off")
 
 
-def apply(graph: ir.Graph, matches: Sequence[Match], progress: Callable[[int, int], None]) -> list[Fused]:
-    """Replace every match, drop what nothing reads any more, restore topological order."""
+def apply(
+    graph: ir.Graph, matches: Sequence[Match], progress: Callable[[int, int], None]
+) -> list[tuple[Fused, ir.Node]]:
+    """Replace every match, drop what nothing reads any more, restore topological order; the new nodes of the domain."""
     if not matches:
         return []
     emitter = Emitter(graph)
@@ -152,15 +160,13 @@ def apply(graph: ir.Graph, matches: Sequence[Match], progress: Callable[[int, in
         for result, value in replacements.items():
             _replace(result, value)
     emitter.commit()
-    entries: list[Fused] = []
+    entries: list[tuple[Fused, ir.Node]] = []
     for match, nodes, old in made:
         dead = _remove_dead(graph, [value.producer() for value in match.results])
         gone = [label(node) for node in [*dead, *_release_shapes(graph, match, old, emitter)]]
         kept = [value.name or "" for value in match.absorbed if _is_alive(value, graph)]
-        entries.extend(
-            Fused(node.op_type, "", label(match.anchor), gone, match.validated, list(match.assumed), kept)
-            for node in nodes
-        )
+        anchor, assumed = label(match.anchor), list(match.assumed)
+        entries.extend((Fused(n.op_type, "", anchor, gone, match.validated, assumed, kept), n) for n in nodes)
     graph.sort()
     return entries
 

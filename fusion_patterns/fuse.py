@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,13 +22,14 @@ from fusion_patterns.mla_projection import MlaProjection
 from fusion_patterns.mla_prolog import MlaProlog
 from fusion_patterns.moe_init_routing import MoeInitRouting
 from fusion_patterns.report import KvCache, Report
+from fusion_patterns.ring_attention import RingAttention
 from fusion_patterns.selected_attention import SelectedKeys
 from fusion_patterns.shapes import complete_shapes, has_shapes
 from fusion_patterns.validate import sample, validate
 
 __all__ = ["ASSUMPTIONS", "FUSIONS", "find", "fuse"]
 
-FUSIONS: tuple[Fusion, ...] = (MlaProlog(), MlaProjection(), SelectedKeys(), MoeInitRouting())
+FUSIONS: tuple[Fusion, ...] = (MlaProlog(), MlaProjection(), SelectedKeys(), MoeInitRouting(), RingAttention())
 
 _DEFAULT_ASSUMPTIONS = ("expert-ids-in-range", "indices-valid", "slots-valid", "softmax-lanes-equal")
 ASSUMPTIONS = (*_DEFAULT_ASSUMPTIONS, "causal-mask")
@@ -127,9 +128,10 @@ def _fuse(model: ir.Model, options: _Options) -> Report:
     with timed(report.seconds, "validate"):
         _validate(model, decisions, options)
     with timed(report.seconds, "apply"):
-        report.fused = apply(model.graph, decisions.matches, lambda done, total: options.progress("apply", done, total))
-        if report.fused:
+        made = apply(model.graph, decisions.matches, lambda done, total: options.progress("apply", done, total))
+        if made:
             attach_functions(model)
+        report.fused = [replace(entry, overload=node.overload) for entry, node in made]
     _describe(report, decisions)
     report.nodes_after = model.graph.num_nodes()
     return report
@@ -138,7 +140,7 @@ def _fuse(model: ir.Model, options: _Options) -> Report:
 def _decide(model: ir.Model, options: _Options) -> Decisions:
     shapes = complete_shapes(model)
     fusions = [f for f in FUSIONS if options.only is None or options.only in f.operators]
-    decisions = decide(model.graph, fusions, shapes, options.assumed)
+    decisions = decide(model.graph, fusions, shapes, options.assumed, options.only)
     if options.target != "any":
         _keep(decisions, lambda match: _unlaunchable(match, options.target))
     return decisions
@@ -186,7 +188,7 @@ def _validate(model: ir.Model, decisions: Decisions, options: _Options) -> None:
 
 def _fuse_cut(cut: ir.Model, match: Match, options: _Options) -> int:
     fusion = next(f for f in FUSIONS if f.name == match.fusion)
-    matches = decide(cut.graph, [fusion], assumed=options.assumed).matches
+    matches = decide(cut.graph, [fusion], assumed=options.assumed, only=options.only).matches
     apply(cut.graph, matches, lambda _done, _total: None)
     return len(matches)
 

@@ -83,10 +83,17 @@ class Facts:
     """What is known about the values of one graph."""
 
     def __init__(
-        self, shapes: Mapping[ir.Value, ir.Shape] | None = None, assumed: Collection[str] = frozenset()
+        self,
+        shapes: Mapping[ir.Value, ir.Shape] | None = None,
+        assumed: Collection[str] = frozenset(),
+        only: str | None = None,
     ) -> None:
-        """`shapes` say more than the values do of themselves; `assumed` names what may be taken for granted."""
+        """`shapes` say more than the values do of themselves; `assumed` names what may be taken for granted.
+
+        `only` is the one operator that may be used, None for all.
+        """
         self.assumed = frozenset(assumed)
+        self.only = only
         self._shapes = shapes or {}
         self._memory: dict[tuple[Hashable, int], Any] = {}
         self._alive: list[ir.Value] = []

@@ -50,9 +50,15 @@ class MlaProlog:
             return
         assert not isinstance(layer, Miss)  # that would have been the reason
         sparse = recognise_sparse_attention(layer, facts)
+        if isinstance(sparse, SparseAttention) and facts.only is not None:
+            sparse = miss(
+                "not-requested", node, f"{facts.only} alone", "SparseFlashAttention behind MlaPrologV2WeightNz"
+            )
         if isinstance(sparse, Miss):
             yield Candidate(SPARSE, node, sparse)
             sparse = None
+        if facts.only not in (None, "MlaPrologV2WeightNz"):
+            return
         yield _match(layer, sparse, facts)
 
 

@@ -1,62 +1,43 @@
-"""Sorting tokens by expert, running the experts, and summing up -> MoeInitRoutingV3 with experts on slices.
+"""Mixture-of-experts blocks -> MoeInitRoutingV3, with each expert on the slice of rows that are its own.
 
-ids -> TopK (sort) -> gather tokens -> per expert: gather slice, product -> weigh -> gather back -> sum over choices
-=>
-ids -> MoeInitRoutingV3 -> Split by the counts -> per expert: product -> gather back -> weigh -> sum over choices
+1. sorted tokens, grouped products          fusion_patterns.moe_grouped
+2. sorted tokens alone                      fusion_patterns.moe_permutation
+3. weight matrices gathered per assignment  fusion_patterns.lift.batched_experts
+4. all experts on all tokens                fusion_patterns.lift.dense_experts
+5. an unrolled loop over the experts        fusion_patterns.lift.looped_experts
 
-The slices are contiguous, so Split cuts them all at once, and each expert's weight is used where it lies.
+3 to 5 compute in another order than the operator; they are put into routed form: fusion_patterns.moe_routed_experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from ascend_onnx.operator import Call, Tensor
-from ascend_onnx.operators import OPERATORS
-from fusion_patterns.emit import Emitter
 from fusion_patterns.engine import Candidate, Match
-from fusion_patterns.graph import Dimension, Facts, is_op, only_reader, static
-from fusion_patterns.lift.experts import ExpertWeight, GroupedProduct, recognise_counts, recognise_grouped_product
-from fusion_patterns.lift.permutation import (
-    Permutation,
-    divided_gathers,
-    gathers_of,
-    recognise_inverse,
-    recognise_permutation,
-    reshaped_from,
+from fusion_patterns.graph import Facts, is_op
+from fusion_patterns.lift.batched_experts import (
+    BatchedExperts,
+    StackGather,
+    recognise_batched_product,
+    recognise_bias,
+    recognise_stack_gather,
 )
+from fusion_patterns.lift.dense_experts import DenseExperts, WeightedSum, recognise_weighted_sum
+from fusion_patterns.lift.expert_mask import recognise_expert_mask
+from fusion_patterns.lift.expert_network import ON_ROWS, recognise_network
+from fusion_patterns.lift.looped_experts import ExpertLoop, LoopedExperts, recognise_loop
+from fusion_patterns.lift.permutation import recognise_permutation
+from fusion_patterns.lift.router import Router, recognise_router, same_rows
 from fusion_patterns.miss import Miss, miss
-from fusion_patterns.weights import stacked_slice
+from fusion_patterns.moe_grouped import grouped_match, is_grouped, recognise_grouped_experts
+from fusion_patterns.moe_permutation import permutation_match
+from fusion_patterns.moe_routed_experts import RoutedExperts, routed_match, routed_tokens
 
 __all__ = ["MoeInitRouting"]
 
-_OPERATOR = OPERATORS["MoeInitRoutingV3"]
-_OUTPUTS = ("expanded_x", "expanded_row_idx", "expert_tokens_count_or_cumsum")
-
-
-@dataclass(frozen=True)
-class Combine:
-    """sum over choices of weight * expert result, in token order.
-
-    `weights` (N, K) are the routing weights, `rows` (N, K, H) the weighted results before they are summed.
-    """
-
-    weights: ir.Value
-    rows: ir.Value
-
-
-@dataclass(frozen=True)
-class RoutedExperts:
-    """A whole mixture-of-experts block: tokens `x` (N, H) sorted by expert, two products per expert, combined."""
-
-    permutation: Permutation
-    x: ir.Value
-    first: GroupedProduct
-    second: GroupedProduct
-    combine: Combine
+Outcome = Match | Miss | None
 
 
 class MoeInitRouting:
@@ -64,192 +45,189 @@ class MoeInitRouting:
 
     name = "moe_init_routing"
     operators = ("MoeInitRoutingV3",)
-    anchors = ("TopK",)
+    anchors = ("TopK", "Gather", "GatherND", "Equal", "OneHot", "ScatterElements", "NonZero")
 
     def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
-        permutation = recognise_permutation(node, facts)
-        if permutation is None:
-            return
-        block = permutation if isinstance(permutation, Miss) else _recognise_block(permutation, facts)
-        yield Candidate(self.name, node, block) if isinstance(block, Miss) else _match(block, facts)
+        outcome = _FORMS[node.op_type](self.name, node, facts)
+        if outcome is not None:
+            yield Candidate(self.name, node, outcome) if isinstance(outcome, Miss) else outcome
 
 
-def _recognise_block(permutation: Permutation, facts: Facts) -> RoutedExperts | Miss:
-    gathers = divided_gathers(permutation.order, permutation.choices, facts)
-    if len(gathers) != 1 or facts.rank(gathers[0].source) != 2:
-        expected, found = "one gather of tokens (N, H) by order // K", f"{len(gathers)}"
-        return miss("permutation-unrecognised", permutation.node, expected, found)
-    first = recognise_grouped_product(gathers[0].rows, facts)
-    if isinstance(first, Miss):
-        return first
-    experts = len(first.weights)
-    uncounted = recognise_counts(first.ends, (permutation.keys, permutation.sorted_keys), experts, facts)
-    if uncounted is not None:
-        return uncounted
-    second = _next_product(first, facts)
-    if isinstance(second, Miss):
-        return second
-    combine = _recognise_combine(second.out, permutation, facts)
-    if isinstance(combine, Miss):
-        return combine
-    return RoutedExperts(permutation, gathers[0].source, first, second, combine)
+def _sorted(fusion: str, node: ir.Node, facts: Facts) -> Outcome:
+    """Forms 1 and 2."""
+    permutation = recognise_permutation(node, facts)
+    if permutation is None or isinstance(permutation, Miss):
+        return permutation
+    if not is_grouped(permutation, facts):
+        return permutation_match(fusion, permutation, facts)
+    block = recognise_grouped_experts(permutation, facts)
+    return block if isinstance(block, Miss) else grouped_match(fusion, block, facts)
 
 
-_ROW_WISE = (
-    "Split",
-    "Sigmoid",
-    "Mul",
-    "Add",
-    "Clip",
-    "Tanh",
-    "Erf",
-    "Relu",
-    "Gelu",
-    "Swish",
-    "Slice",
-    "Div",
-    "Neg",
-    "Exp",
-)
-_LONGEST_ACTIVATION = 24
+def _batched(fusion: str, node: ir.Node, facts: Facts) -> Outcome:
+    """Form 3, from the gather of the stack that is multiplied last."""
+    gather = recognise_stack_gather(node, facts)
+    if gather is None or facts.rank(gather.stack) != 3:
+        return None
+    result = _product_of(gather, facts)
+    if result is None:
+        if recognise_router(gather.ids, facts) is None:
+            return None
+        return miss("experts-unrecognised", node, "a product with the gathered matrices", "another reader")
+    if _is_followed(result, gather, facts):
+        return None
+    result = _with_bias(result, gather, facts)
+    experts = BatchedExperts(gather.ids, gather.experts)
+    network = recognise_network((result,), experts, facts)
+    if isinstance(network, Miss):
+        return network
+    if experts.x is None or sum(not isinstance(dim, int) for dim in facts.shape(result) or (None, None)) > 1:
+        return miss("experts-unrecognised", node, "results with one axis of unknown size", str(result.shape))
+    tokens = routed_tokens(experts.x, gather.ids, experts.choices, gather.experts, facts)
+    return routed_match(fusion, RoutedExperts(tokens, network, None, result, node), facts)
 
 
-def _next_product(first: GroupedProduct, facts: Facts) -> GroupedProduct | Miss:
-    """The product that reads the activation of the first one, over the same slices."""
-    queue, seen = [first.out], {first.out}
-    while queue and len(seen) < _LONGEST_ACTIVATION:
-        value = queue.pop(0)
-        if value is not first.out:
-            product = recognise_grouped_product(value, facts)
-            if isinstance(product, GroupedProduct) and product.ends is first.ends:
-                return product
-        for use in value.uses():
-            if is_op(use.node, *_ROW_WISE):
-                fresh = [output for output in use.node.outputs if output not in seen]
-                seen.update(fresh)
-                queue.extend(fresh)
-    return miss(
-        "experts-unrecognised", first.node, "a second product over the same slices", "none behind the activation"
-    )
-
-
-def _recognise_combine(results: ir.Value, permutation: Permutation, facts: Facts) -> Combine | Miss:
-    """Mul(results, weights in expert order) -> gather by the inverse permutation -> Reshape (N, K, H)."""
-    reader = only_reader(results)
-    weigh = None if reader is None else reader[0]
-    if not is_op(weigh, "Mul"):
-        return miss("combine-unrecognised", results, "expert results times routing weights", "other readers")
-    factor = facts.input(weigh, 1) if facts.input(weigh, 0) is results else facts.input(weigh, 0)
-    weights = None if factor is None else _weights_in_order(factor, permutation, facts)
-    if weights is None:
-        return miss("combine-unrecognised", weigh, "routing weights gathered by the permutation", "another factor")
-    back = [
-        gather
-        for use in weigh.outputs[0].uses()
-        if use.idx == 0
-        and len(use.node.inputs) > 1
-        and (gather := _gather_back(use.node, permutation, facts)) is not None
-    ]
-    if len(back) != 1 or only_reader(weigh.outputs[0]) is None:
-        return miss("combine-unrecognised", weigh, "one gather by the inverse permutation", f"{len(back)}")
-    reader = only_reader(back[0])
-    shaped = None if reader is None else reader[0]
-    dims = None if shaped is None else facts.shape(shaped.outputs[0])
-    if (
-        shaped is None
-        or not is_op(shaped, "Reshape")
-        or dims is None
-        or len(dims) != 3
-        or dims[1] != permutation.choices
-    ):
-        return miss("combine-unrecognised", weigh, "rows (N, K, H) in token order", "another shape")
-    return Combine(weights, shaped.outputs[0])
-
-
-def _weights_in_order(factor: ir.Value, permutation: Permutation, facts: Facts) -> ir.Value | None:
-    """Routing weights (N, K) of a factor (M, 1) that was gathered from them by the permutation."""
-    flat = reshaped_from(factor, facts)
-    for gather in gathers_of(permutation.order, facts):
-        if gather.rows is flat:
-            weights = reshaped_from(gather.source, facts)
-            same = facts.shape(weights) == facts.shape(permutation.ids)
-            return weights if same else None
+def _product_of(gather: StackGather, facts: Facts) -> ir.Value | None:
+    """The product that the gathered matrices go into, transposed or not."""
+    queue = [gather.node.outputs[0]]
+    while queue:
+        for node, _ in facts.readers(queue.pop()):
+            if is_op(node, "Transpose"):
+                queue.append(node.outputs[0])
+            elif is_op(node, "MatMul", "Einsum"):
+                product = recognise_batched_product(node.outputs[0], facts)
+                if product is not None and product.stack.node is gather.node:
+                    return node.outputs[0]
     return None
 
 
-def _gather_back(node: ir.Node, permutation: Permutation, facts: Facts) -> ir.Value | None:
-    """The rows gathered by the inverse permutation."""
-    plain = reshaped_from(facts.input(node, 1), facts)
-    if not recognise_inverse(plain, permutation.order, facts):
+_FARTHEST = 48
+
+
+def _is_followed(result: ir.Value, gather: StackGather, facts: Facts) -> bool:
+    """Whether a later product of the same experts reads what is computed from this one row by row."""
+    queue, seen = [result], {result}
+    while queue:
+        for node, _ in facts.readers(queue.pop(0)):
+            if is_op(node, "MatMul", "Einsum"):
+                later = recognise_batched_product(node.outputs[0], facts)
+                if later is not None and later.ids is gather.ids and later.stack.node is not gather.node:
+                    return True
+            elif is_op(node, *ON_ROWS) and len(seen) < _FARTHEST:
+                fresh = [output for output in node.outputs if output not in seen]
+                seen.update(fresh)
+                queue.extend(fresh)
+    return False
+
+
+def _with_bias(result: ir.Value, gather: StackGather, facts: Facts) -> ir.Value:
+    """The result with the bias of its expert, where one is added."""
+    queue = [result]
+    while queue:
+        for node, place in facts.readers(queue.pop()):
+            if is_op(node, "Squeeze", "Reshape"):
+                queue.append(node.outputs[0])
+            elif is_op(node, "Add") and recognise_bias(facts.input(node, 1 - place), gather.ids, facts) is not None:
+                return node.outputs[0]
+    return result
+
+
+def _dense(fusion: str, node: ir.Node, facts: Facts) -> Outcome:
+    """Form 4, from the first node that looks where an expert was chosen."""
+    ids = _compared_ids(node, facts)
+    if ids is None:
         return None
-    return next((gather.rows for gather in gathers_of(plain, facts) if gather.rows is node.outputs[0]), None)
-
-
-def _match(block: RoutedExperts, facts: Facts) -> Match:
-    permutation, experts = block.permutation, len(block.first.weights)
-    ids = permutation.ids
-    return Match(
-        MoeInitRouting.name,
-        permutation.node,
-        (_call(block),),
-        (block.first.out, block.second.out, block.combine.rows),
-        {block.x: None, ids: f"distinct:{experts}", block.combine.weights: None},
-        lambda emit: _emit(emit, block, facts),
-        absorbed=(permutation.order, block.first.rows),
+    anchor, outcome = facts.remember(
+        "dense_block", ids, lambda ids, facts: (node, _dense_block(fusion, node, ids, facts))
     )
+    return outcome if anchor is node else None
 
 
-def _attributes(experts: int) -> dict[str, int]:
-    return {"expert_num": experts, "expert_tokens_num_type": 1, "expert_tokens_num_flag": 1, "row_idx_type": 0}
+def _compared_ids(node: ir.Node, facts: Facts) -> ir.Value | None:
+    if is_op(node, "ScatterElements", "OneHot"):
+        ids = facts.input(node, 1 if node.op_type == "ScatterElements" else 0)
+    else:
+        mask = recognise_expert_mask(node.outputs[0], facts)
+        if mask is None:
+            return None
+        ids = mask.ids
+    return ids if ids.dtype in (ir.DataType.INT64, ir.DataType.INT32) and (facts.rank(ids) or 0) > 1 else None
 
 
-def _call(block: RoutedExperts) -> Call:
-    """What the fused node will say of itself, for the checks of a product."""
-    ids = Tensor(ir.DataType.INT32, Tensor.of(block.permutation.ids).shape)
-    attributes = _OPERATOR.attribute_values(_attributes(len(block.first.weights)))
-    return Call(_OPERATOR, {"x": Tensor.of(block.x), "expert_idx": ids}, _OUTPUTS, attributes)
+def _dense_block(fusion: str, anchor: ir.Node, ids: ir.Value, facts: Facts) -> Outcome:
+    found = recognise_weighted_sum(ids, facts)
+    if not isinstance(found, WeightedSum):
+        return found
+    router = recognise_router(ids, facts)
+    reason = _wrong_experts(found.outputs, found.experts, router, anchor)
+    if reason is not None:
+        return reason
+    experts = DenseExperts()
+    network = recognise_network(tuple(found.outputs.values()), experts, facts)
+    if isinstance(network, Miss):
+        return network
+    choices, x = facts.size(ids, -1), experts.x
+    if x is None or choices is None or not same_rows(x, ids, facts):
+        return miss("experts-unrecognised", anchor, "tokens with constant K expert ids each", str(ids.shape))
+    tokens = routed_tokens(x, ids, choices, len(found.outputs), facts)
+    return routed_match(fusion, RoutedExperts(tokens, network, found.weights, found.total, anchor), facts)
 
 
-def _emit(emit: Emitter, block: RoutedExperts, facts: Facts) -> dict[ir.Value, ir.Value]:
-    permutation = block.permutation
-    ids = permutation.ids
-    if ids.dtype != ir.DataType.INT32:
-        ids = emit.op("Cast", ids, to=ir.DataType.INT32, dtype=ir.DataType.INT32, shape=facts.shape(ids))
-    provenance = {"ascend_onnx.fusion": MoeInitRouting.name, "ascend_onnx.anchor": permutation.node.name or ""}
-    routed = emit.fused(
-        _OPERATOR, {"x": block.x, "expert_idx": ids}, _OUTPUTS, _attributes(len(block.first.weights)), provenance
-    )
-    counts = routed["expert_tokens_count_or_cumsum"]
-    first = _products(emit, block.first, routed["expanded_x"], counts, facts)
-    second = _products(emit, block.second, block.second.rows, counts, facts)
-    rows, width = facts.dim(block.second.out, 0), _columns(block.second.weights[0])
-    back = emit.op("Gather", second, routed["expanded_row_idx"], axis=0, shape=_known(rows, width))
-    dims = facts.shape(block.combine.rows)
-    per_choice = emit.op("Reshape", back, emit.integers([-1, permutation.choices, width]), shape=dims)
-    spread = emit.op("Unsqueeze", block.combine.weights, emit.integers([2]), shape=(*(dims or ())[:2], 1))
-    weighted = emit.op("Mul", per_choice, spread, shape=dims)
-    return {block.first.out: first, block.second.out: second, block.combine.rows: weighted}
+def _wrong_experts(
+    outputs: dict[int, ir.Value], listed: int | None, router: Router | None, anchor: ir.Node, hit_of: int | None = None
+) -> Miss | None:
+    """A reason where the experts that are present are not all that the ids can name."""
+    largest = max(outputs) + 1
+    wanted = max(largest, router.experts if router is not None else listed or 0)
+    if hit_of is not None and hit_of != wanted:
+        found = f"{hit_of}: the loop was traced over the experts that the example input hit"
+        return miss("experts-missing", anchor, f"the {wanted} experts of the router", found)
+    if len(outputs) < wanted:
+        return miss("experts-missing", anchor, f"the {wanted} experts of the router", f"{len(outputs)}")
+    if len(outputs) < 2:
+        return miss("experts-unrecognised", anchor, "at least two experts", f"{len(outputs)}")
+    return None
 
 
-def _products(emit: Emitter, product: GroupedProduct, rows: ir.Value, counts: ir.Value, facts: Facts) -> ir.Value:
-    """One product per expert on its slice of the rows, concatenated."""
-    width, out = facts.dim(rows, 1), facts.dim(product.out, 1)
-    unknown = ir.SymbolicDim(None)
-    slices = emit.split(rows, counts, 0, [_known(unknown, width)] * len(product.weights))
-    parts = [
-        emit.op("MatMul", piece, _matrix(emit, weight), shape=_known(unknown, out))
-        for piece, weight in zip(slices, product.weights, strict=True)
-    ]
-    return emit.op("Concat", *parts, axis=0, shape=facts.shape(product.out))
+def _looped(fusion: str, node: ir.Node, facts: Facts) -> Outcome:
+    """Form 5, from the first expert's list of tokens."""
+    mask = recognise_expert_mask(facts.input(node, 0), facts)
+    if mask is None:
+        return None
+
+    def block(ids: ir.Value, facts: Facts) -> tuple[ir.Node, Outcome]:
+        loop = recognise_loop(node, mask, facts)
+        return node, _looped_block(fusion, node, loop, facts) if isinstance(loop, ExpertLoop) else loop
+
+    anchor, outcome = facts.remember("looped_block", mask.ids, block)
+    return outcome if anchor is node else None
 
 
-def _matrix(emit: Emitter, weight: ExpertWeight) -> ir.Value:
-    return weight.initializer if weight.index is None else stacked_slice(emit, weight.initializer, weight.index)
+def _looped_block(fusion: str, anchor: ir.Node, loop: ExpertLoop, facts: Facts) -> Match | Miss:
+    router = recognise_router(loop.ids, facts)
+    reason = _wrong_experts(loop.outputs, loop.experts, router, anchor, loop.hit_of)
+    if reason is not None:
+        return reason
+    experts = LoopedExperts(tuple(loop.tokens[expert] for expert in loop.outputs))
+    network = recognise_network(tuple(loop.outputs.values()), experts, facts)
+    if isinstance(network, Miss):
+        return network
+    if loop.overwrites and router is None:
+        return miss("combine-unrecognised", anchor, "ids proved distinct for every token, from a TopK", "other ids")
+    choices, x = facts.size(loop.ids, -1), experts.x
+    rows = x is not None and same_rows(x, loop.ids, facts) and same_rows(x, loop.base, facts)
+    if x is None or choices is None or not rows:
+        return miss("combine-unrecognised", anchor, "as many rows of results as of tokens and of ids", "other sizes")
+    tokens = routed_tokens(x, loop.ids, choices, len(loop.outputs), facts)
+    return routed_match(fusion, RoutedExperts(tokens, network, loop.weights, loop.total, anchor), facts)
 
 
-def _columns(weight: ExpertWeight) -> int:
-    return static(weight.initializer.shape)[-1]
-
-
-def _known(*dims: Dimension | None) -> tuple[Dimension, ...]:
-    return tuple(ir.SymbolicDim(None) if dim is None else dim for dim in dims)
+_FORMS: dict[str, Callable[[str, ir.Node, Facts], Outcome]] = {
+    "TopK": _sorted,
+    "Gather": _batched,
+    "GatherND": _batched,
+    "Equal": _dense,
+    "OneHot": _dense,
+    "ScatterElements": _dense,
+    "NonZero": _looped,
+}

@@ -9,8 +9,8 @@ offset of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -21,11 +21,22 @@ from fusion_patterns.engine import Match
 from fusion_patterns.graph import Dimension, Facts, same_dim
 from fusion_patterns.lift.expert_network import Cut, Network, Product, RowWise
 from fusion_patterns.lift.expert_weight import ExpertWeight
-from fusion_patterns.lift.router import Router
+from fusion_patterns.lift.permutation import Permutation
+from fusion_patterns.lift.router import Router, recognise_router, same_rows
 from fusion_patterns.miss import Miss, miss
 from fusion_patterns.weights import stacked_slice
 
-__all__ = ["IN_RANGE", "OPERATOR", "Tokens", "products", "route", "routed_match", "routing_call", "wrong_dtype"]
+__all__ = [
+    "IN_RANGE",
+    "OPERATOR",
+    "Tokens",
+    "products",
+    "route",
+    "routed_match",
+    "routed_tokens",
+    "routing_call",
+    "wrong_dtype",
+]
 
 OPERATOR = OPERATORS["MoeInitRoutingV3"]
 OUTPUTS = ("expanded_x", "expanded_row_idx", "expert_tokens_count_or_cumsum")
@@ -37,7 +48,9 @@ class Tokens:
     """What is routed: `x` (.., H), and for each of its rows `choices` expert ids below `experts`.
 
     `ids` have the order of the assignments in any shape. `router` is what proves them in range and distinct, if
-    anything does.
+    anything does. Where `x` `may_be_longer` than the rows of `ids` (N, K), its surplus is not routed.
+    `begin_at` is where the replaced subgraph begins: the scores of the router, unless sizes of tokens and scores are
+    not known to be equal; the ids otherwise.
     """
 
     x: ir.Value
@@ -45,6 +58,8 @@ class Tokens:
     choices: int
     experts: int
     router: Router | None
+    begin_at: ir.Value
+    may_be_longer: bool = False
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -52,11 +67,11 @@ class Tokens:
 
     def boundary(self) -> dict[ir.Value, str | None]:
         """Where the replaced subgraph begins, with the rules for random inputs."""
-        if self.router is not None:
-            return {self.x: None, self.router.scores: None}
-        last = (self.ids.shape or (None,))[-1]
+        if self.router is not None and self.begin_at is self.router.scores:
+            return {self.x: None, self.begin_at: None}
+        last = (self.begin_at.shape or (None,))[-1]
         distinct = last == self.choices and self.choices <= self.experts
-        return {self.x: None, self.ids: f"{'distinct' if distinct else 'ids'}:{self.experts}"}
+        return {self.x: None, self.begin_at: f"{'distinct' if distinct else 'ids'}:{self.experts}"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,19 @@ class RoutedExperts:
     weights: ir.Value | None
     result: ir.Value
     anchor: ir.Node
+
+
+def routed_tokens(x: ir.Value, ids: ir.Value, choices: int, experts: int, facts: Facts) -> Tokens:
+    """The tokens and their ids, with the router that the ids come from."""
+    router = recognise_router(ids, facts)
+    known = router is not None and same_rows(x, router.scores, facts)
+    return Tokens(x, ids, choices, experts, router, router.scores if router is not None and known else ids)
+
+
+def sorted_tokens(x: ir.Value, permutation: Permutation, experts: int, facts: Facts) -> Tokens:
+    """The tokens that a permutation sorts. It may leave some out: x is only indexed."""
+    tokens = routed_tokens(x, permutation.ids, permutation.choices, experts, facts)
+    return replace(tokens, may_be_longer=not same_rows(x, permutation.ids, facts))
 
 
 def wrong_dtype(x: ir.Value, anchor: ir.Node) -> Miss | None:
@@ -135,17 +163,28 @@ def _rows(x: ir.Value, facts: Facts) -> Dimension:
 
 
 def route(
-    emit: Emitter, fusion: str, anchor: ir.Node, tokens: Tokens, attributes: dict[str, int], facts: Facts
+    emit: Emitter,
+    fusion: str,
+    anchor: ir.Node,
+    tokens: Tokens,
+    attributes: dict[str, int],
+    facts: Facts,
+    scales: Mapping[str, ir.Value] | None = None,
 ) -> dict[str, ir.Value]:
     """The operator's node, its inputs brought to (N, H) and (N, K) in int32; its outputs by name."""
     rows, width = _rows(tokens.x, facts), facts.dim(tokens.x, -1)
-    inputs = {"x": _matrix(emit, tokens.x, (rows, width), facts)}
+    x = _matrix(emit, tokens.x, (rows, width), facts)
+    if tokens.may_be_longer:
+        rows = facts.dim(tokens.ids, 0) or rows
+        end = emit.op("Shape", tokens.ids, end=1, dtype=ir.DataType.INT64, shape=(1,))
+        x = emit.op("Slice", x, emit.integers([0]), end, emit.integers([0]), shape=known(rows, width))
     ids = _matrix(emit, tokens.ids, (rows, tokens.choices), facts)
     if ids.dtype != ir.DataType.INT32:
         ids = emit.op("Cast", ids, to=ir.DataType.INT32, dtype=ir.DataType.INT32, shape=facts.shape(ids))
-    inputs["expert_idx"] = ids
+    inputs = {"x": x, "expert_idx": ids, **(scales or {})}
+    outputs = (*OUTPUTS, "expanded_scale") if attributes.get("quant_mode") == 1 else OUTPUTS
     provenance = {"ascend_onnx.fusion": fusion, "ascend_onnx.anchor": anchor.name or ""}
-    return emit.fused(OPERATOR, inputs, OUTPUTS, attributes, provenance)
+    return emit.fused(OPERATOR, inputs, outputs, attributes, provenance)
 
 
 def _matrix(emit: Emitter, value: ir.Value, shape: tuple[Dimension, Dimension | None], facts: Facts) -> ir.Value:
@@ -247,9 +286,10 @@ class _Rebuilt:
             return None
         if len(value.shape or ()) <= 2:
             return value
-        number = self._facts.scalar(value)
-        assert number is not None and value.dtype is not None  # a step's constants have one element
-        return self._emit.scalar(number, value.dtype)
+        number, dtype = self._facts.scalar(value), value.dtype
+        assert number is not None  # a step's constants have one element
+        assert dtype is not None
+        return self._emit.scalar(number, dtype)
 
 
 def slices(emit: Emitter, rows: ir.Value, counts: ir.Value, experts: int, facts: Facts) -> list[ir.Value]:

@@ -19,6 +19,7 @@ from fusion_patterns.graph import Dimension, Facts, is_op, same_dim
 from fusion_patterns.lift.linear import WeightView
 from fusion_patterns.lift.projections import Projections
 from fusion_patterns.lift.rope import Angles, Rope, RopeLayout
+from fusion_patterns.lift.slices import recognise_slice
 from fusion_patterns.miss import Miss, miss
 
 __all__ = ["LATENT", "ROPE", "Prolog", "Scratch", "prolog_call", "scratch_of", "unfit"]
@@ -234,7 +235,7 @@ def _angles(emit: Emitter, rope: Rope, angles: Angles, scratch: Scratch, facts: 
 def _three_axes(emit: Emitter, angles: Angles, facts: Facts) -> ir.Value:
     """Angles without the axis they are broadcast over heads on, and without a unit axis at the end."""
     shape = facts.shape(angles.value) or ()
-    if not angles.head_axes:
+    if len(shape) == 3:
         return angles.value
     axis, node = angles.head_axes[0], facts.producer(angles.value)
     if len(shape) == 4 and is_op(node, "Unsqueeze") and facts.integers(facts.input(node, 1)) in ([axis], [axis - 4]):
@@ -255,14 +256,15 @@ def _whole_width(emit: Emitter, angles: ir.Value, facts: Facts) -> ir.Value:
 
 def _doubled_source(half: ir.Value, facts: Facts) -> ir.Value | None:
     """Cos or Sin of Concat(f, f), where `half` is one half of it."""
-    cut = facts.producer(half)
-    source = facts.input(cut, 0) if is_op(cut, "Slice") else None
-    function = None if source is None else facts.producer(source)
-    if source is None or not is_op(function, "Cos", "Sin"):
+    cut = recognise_slice(half, facts)
+    if cut is None or (cut.axis, cut.size, cut.step) != (2, ROPE // 2, 1) or cut.start not in (0, ROPE // 2):
         return None
-    join = facts.producer(facts.input(function, 0))
-    doubled = is_op(join, "Concat") and len(join.inputs) == 2 and facts.input(join, 0) is facts.input(join, 1)
-    return source if doubled and facts.size(source, -1) == ROPE else None
+    function = facts.producer(cut.source)
+    join = facts.producer(facts.input(function, 0)) if is_op(function, "Cos", "Sin") else None
+    if not is_op(join, "Concat") or len(join.inputs) != 2 or facts.size(cut.source, -1) != ROPE:
+        return None
+    doubled = facts.input(join, 0) is facts.input(join, 1) and facts.axis(join, join.outputs[0]) == 2
+    return cut.source if doubled else None
 
 
 def _dim(facts: Facts, value: ir.Value, axis: int) -> Dimension:

@@ -16,7 +16,7 @@ import ascend_onnx
 from ascend_onnx.operator import DOMAIN, Dim, Operator
 from ascend_onnx.operators import OPERATORS
 from ascend_onnx.schema import schema
-from tests.cases import RUNNABLE_CASES
+from tests.cases import ALL_CASES
 from tests.cases.case import Case
 from tests.operators.harness import model_of
 
@@ -144,7 +144,7 @@ def test_symbolic_dims_are_kept(
         assert found[name].shape == ir.Shape(shape)
 
 
-@pytest.mark.parametrize("case", RUNNABLE_CASES[::7], ids=str)
+@pytest.mark.parametrize("case", ALL_CASES[::7], ids=str)
 def test_inferred_shapes_are_the_real_ones(case: Case) -> None:
     proto = model_of(case, symbolic=False)
     inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)

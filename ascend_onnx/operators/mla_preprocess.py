@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,25 @@ _DESCALES = (ir.DataType.FLOAT, ir.DataType.INT64)
 _WEIGHTS = ("wdqkv", "wuq")
 _RANKS = {"wdqkv": 2, "wuq": 2, "wuk": 3}
 """The ranks of weights that are not packed."""
+_PACKED_AXES: Mapping[tuple[int, int | None], tuple[tuple[int, ...], ...]] = {
+    # (k / w0, n, w0) and (k / w0, n / 16, 16, w0) of (n, k); (N, Hckv / w0, D, w0) of (N, D, Hckv)
+    (2, 3): ((1,), (0, 2)),
+    (2, 4): ((1, 2), (0, 3)),
+    (3, 4): ((0,), (2,), (1, 3)),
+}
+"""Rank of a weight and of its storage: the axes of the storage into which each axis went."""
 _ADDENDS = ("beta_0", "quant_offset_0", "bias_0", "beta_1", "quant_offset_1", "bias_1")
 """The inputs without which the body still has a meaning: nothing is added."""
 _EPSILON = 1e-6
 """The kernels know no other, whatever the attribute says."""
 _NO_QUANT, _STATIC, _PER_TOKEN, _UNKNOWN = "no_quant", "int8", "int8_per_token", "unknown_quant"
 _END = 2**63 - 1
+
+
+def _counts(name: str, shape: tuple[Dim, ...] | None) -> bool:
+    """Whether an input of that shape is there: shape (0) stands for an absent one, but no tokens have no slots."""
+    return shape != (0,) or name == "slot_mapping"
+
 
 # --- What a call means ------------------------------------------------------------------------------------------------
 
@@ -68,7 +82,7 @@ class _Form:
     input_norm: bool
     """The input goes through the first RmsNorm."""
     given: frozenset[str]
-    """The inputs that are there; a tensor of shape (0) stands for an absent one."""
+    """The inputs that are there."""
     unsure: frozenset[str]
     """Of those, the addends that may turn out to be of shape (0), because their size is symbolic."""
     packed: Mapping[str, int]
@@ -77,7 +91,7 @@ class _Form:
     @classmethod
     def of(cls, call: Call) -> _Form:
         int8 = call.input("wdqkv").dtype == ir.DataType.INT8
-        given = frozenset(name for name, tensor in call.inputs.items() if tensor.shape != (0,))
+        given = frozenset(name for name, tensor in call.inputs.items() if _counts(name, tensor.shape))
         quantisation = {0: _STATIC, 1: _PER_TOKEN}.get(call.attributes["quant_mode"], _UNKNOWN) if int8 else _NO_QUANT
         return cls(
             float_type=call.input("input").dtype or ir.DataType.FLOAT,
@@ -144,16 +158,12 @@ def _dim(call: Call, name: str, axis: int) -> Dim:
     tensor = call.input(name)
     if name not in _RANKS or tensor.rank in (None, _RANKS[name]):
         return tensor.dim(axis)
-    factors = {  # (k / w0, n, w0) and (k / w0, n / 16, 16, w0) of (n, k); (N, Hckv / w0, D, w0) of (N, D, Hckv)
-        ("wuk", 4): ((0,), (2,), (1, 3)),
-        (name, 3): ((1,), (0, 2)),
-    }.get((name, tensor.rank or 0), ((1, 2), (0, 3)))
-    product = 1
-    for dim in (tensor.dim(factor) for factor in factors[axis]):
-        if not isinstance(dim, int):
-            return dim if len(factors[axis]) == 1 else None
-        product *= dim
-    return product
+    factors = _PACKED_AXES.get((_RANKS[name], tensor.rank))
+    if factors is None:
+        return None
+    dims = [tensor.dim(factor) for factor in factors[axis]]
+    known = [dim for dim in dims if isinstance(dim, int)]
+    return prod(known) if len(known) == len(dims) else dims[0] if len(dims) == 1 else None
 
 
 # --- Body -------------------------------------------------------------------------------------------------------------
@@ -344,8 +354,8 @@ class MlaPreprocess(OpRun):
         **_: float,
     ) -> tuple[_Array, ...]:
         named = zip((declared.name for declared in OPERATOR.inputs), inputs, strict=False)
-        given = {name: array for name, array in named if array is not None and array.shape != (0,)}
-        x, cos, sin, slots = given["input"], given["cos"], given["sin"], inputs[21]
+        given = {name: array for name, array in named if array is not None and _counts(name, array.shape)}
+        x, cos, sin, slots = (given[name] for name in ("input", "cos", "sin", "slot_mapping"))
         dtype = x.dtype
         key = layout.heads_nz_to_nd(given["wuk"]) if given["wuk"].ndim == 4 else given["wuk"]
         heads, nope, rank = key.shape
@@ -418,11 +428,11 @@ def _projected(
     return _f32((_f32(exact) * factor).astype(dtype))
 
 
-def _filled(cache: _Array, rows: _Array, slots: _Array | None, *, nz: bool) -> _Array:
+def _filled(cache: _Array, rows: _Array, slots: _Array, *, nz: bool) -> _Array:
     """The cache with row t at slot t: (BlockNum, BlockSize, 1, H), or NZ blocks (BlockNum, H / c0, BlockSize, c0)."""
     out = cache.copy()
     block_size = cache.shape[2 if nz else 1]
-    for slot, row in zip([] if slots is None else slots.tolist(), rows, strict=True):
+    for slot, row in zip(slots.tolist(), rows, strict=True):
         if 0 <= slot < len(out) * block_size:
             block, place = divmod(slot, block_size)
             target = out[block, :, place] if nz else out[block, place]

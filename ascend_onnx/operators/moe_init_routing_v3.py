@@ -4,65 +4,138 @@
     x[token of the sorted assignment] [-> quantisation] -> expanded_x, expanded_scale
     assignments per expert -> expert_tokens_count_or_cumsum
 
-Letters: N tokens, H hidden size, K experts per token, E experts, C = expert_capacity rows per expert. An assignment
-is one of the N * K pairs of a token and one of its experts; it is routed if its expert lies in the active range.
+Letters: N tokens, H hidden size, K experts per token, E experts, C = expert_capacity rows per expert, R rows of
+expanded_x. An assignment is one of the N * K pairs of a token and one of its experts; it is routed if its expert lies
+in the active range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
+from onnx.reference.op_run import OpRun
+from onnxscript import OpBuilder
 
-from ascend_onnx.operator import Attribute, Call, Constraint, Dim, Input, Operator, Output, Product, Tensor
-from ascend_onnx.operators.moe_init_routing_v3_body import body, overload
-from ascend_onnx.operators.moe_init_routing_v3_reference import MoeInitRoutingV3
+from ascend_onnx import numerics
+from ascend_onnx.errors import InputError
+from ascend_onnx.limits import (
+    INVALID,
+    TILING,
+    Place,
+    With,
+    absent,
+    agree,
+    attribute,
+    broken,
+    given,
+    of_type,
+    produced,
+    ranks,
+    rule,
+    shape,
+    when,
+)
+from ascend_onnx.operator import DOMAIN, Attribute, Body, Call, Dim, Input, Operator, Output, Product, Tensor, product
 
 __all__ = ["OPERATOR"]
 
 _INT32 = (ir.DataType.INT32,)
-_INT64 = (ir.DataType.INT64,)
 _FLOAT32 = (ir.DataType.FLOAT,)
 _X_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.INT8)
-_QUANTISED = {
-    0: ir.DataType.INT8,
-    1: ir.DataType.INT8,
-    2: ir.DataType.FLOAT8E5M2,
-    3: ir.DataType.FLOAT8E4M3FN,
-}
-"""The type of expanded_x by quant_mode."""
+_STATIC, _DYNAMIC = 0, 1
+_MXFP8 = {2: (ir.DataType.FLOAT8E5M2, 57344.0, 15), 3: (ir.DataType.FLOAT8E4M3FN, 448.0, 8)}
+"""Element type, its largest value and the exponent of that, by quant_mode."""
+_QUANT_NAMES = {_STATIC: "static", _DYNAMIC: "dynamic", 2: "mxfp8e5m2", 3: "mxfp8e4m3fn"}
+_ROW_INDICES = {0: "gather", 1: "scatter"}
+_COUNTS = {0: "cumsum", 1: "count", 2: "keyvalue"}
+_BLOCK = 32
+_BIAS = 127
+_NOT_A_NUMBER = 255
 
-_INVALID, _TILING = 161002, 561002
-_PARAMETERS = "aclnnMoeInitRoutingV3, parameters"
-_BY_PRODUCT = "aclnnMoeInitRoutingV3, differences between products"
-_GE = "GE operator MoeInitRoutingV3, tiling"
-_A2_A3 = frozenset({Product.A2, Product.A3})
-_950 = frozenset({Product.ASCEND_950})
+# --- What a call means ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a body depends on, apart from types. `capacity` is None without drop and pad, `active` 0 if unlimited."""
+
+    outputs: int
+    experts: int
+    start: int
+    end: int
+    capacity: int | None
+    active: int
+    counts: bool
+    quant_mode: int
+
+    @classmethod
+    def of(cls, call: Call) -> _Form:
+        attributes = call.attributes
+        experts = attributes["expert_num"]
+        bounds: tuple[int, ...] = attributes.get("active_expert_range") or ()
+        start, end = (bounds[0], bounds[1]) if len(bounds) == 2 else (0, experts)
+        return cls(
+            outputs=call.output_count,
+            experts=experts,
+            start=start,
+            end=end,
+            capacity=attributes["expert_capacity"] if attributes["drop_pad_mode"] == 1 else None,
+            active=max(attributes["active_num"], 0),
+            counts=bool(attributes["expert_tokens_num_flag"]) and call.has("expert_tokens_count_or_cumsum"),
+            quant_mode=attributes["quant_mode"],
+        )
+
+
+def _overload(call: Call) -> str:
+    """Every attribute that shapes the body: "dropless_scatter_count_experts256_0to32_bfloat16"."""
+    attributes = call.attributes
+    form = _Form.of(call)
+    if form.capacity is not None:
+        rows = f"capacity{form.capacity}"
+    else:
+        rows = f"active{form.active}" if form.active else "dropless"
+    present = {
+        _ROW_INDICES.get(attributes["row_idx_type"], "unknown"): True,
+        _COUNTS.get(attributes["expert_tokens_num_type"], "unknown"): form.counts,
+        f"experts{form.experts}": True,
+        f"{form.start}to{form.end}": (form.start, form.end) != (0, form.experts),
+        _QUANT_NAMES.get(form.quant_mode, "unknown"): form.quant_mode != -1,
+        "scale": call.has("scale"),
+        f"outputs{form.outputs}": form.outputs != 2,
+    }
+    dtype = call.input("x").dtype
+    words = [rows, *(word for word, is_present in present.items() if is_present)]
+    return "_".join((*words, "unknown" if dtype is None else dtype.name.lower()))
 
 
 def _infer(call: Call) -> Mapping[str, Tensor]:
     """Rows: (E, C, H) with drop and pad, else (R, H) with R = N*K or at most active_num of them."""
-    attributes = call.attributes
-    x = call.input("x")
-    assignments = _assignments(call)
-    experts, capacity = attributes["expert_num"], attributes["expert_capacity"]
-    mode = attributes["quant_mode"]
-    if attributes["drop_pad_mode"] == 1:
-        leading: tuple[Dim, ...] = (experts, capacity if capacity > 0 else None)
-        rows = _product(*leading)
-    else:
-        rows = _at_most(attributes["active_num"], assignments)
-        leading = (rows,)
-    width = x.dim(1)
-    if mode in (2, 3):
-        blocks = 2 * (-(-width // 64)) if isinstance(width, int) else None
+    form, x = _Form.of(call), call.input("x")
+    assignments = product(call.input("expert_idx").dim(0), call.input("expert_idx").dim(1))
+    leading: tuple[Dim, ...] = (_at_most(form.active, assignments),)
+    if form.capacity is not None:
+        leading = (form.experts, form.capacity if form.capacity > 0 else None)
+    rows, width = product(*leading), x.dim(1)
+    quantised = {_STATIC: ir.DataType.INT8, _DYNAMIC: ir.DataType.INT8} | {mode: t for mode, (t, *_) in _MXFP8.items()}
+    scale = Tensor(ir.DataType.FLOAT, (rows,) if _has_scale(call) else (0,))
+    if form.quant_mode in _MXFP8:
+        blocks = 2 * -(-width // (2 * _BLOCK)) if isinstance(width, int) else None
         scale = Tensor(ir.DataType.FLOAT8E8M0, (rows, blocks))
-    else:
-        scale = Tensor(ir.DataType.FLOAT, (rows,) if _has_scale(call) else (0,))
+    counts: tuple[Dim, ...] = (form.end - form.start,)
+    if call.attributes["expert_tokens_num_type"] == 2:
+        counts = (form.experts, 2)
     return {
-        "expanded_x": Tensor(_QUANTISED.get(mode, x.dtype), (*leading, width)),
+        "expanded_x": Tensor(quantised.get(form.quant_mode, x.dtype), (*leading, width)),
         "expanded_row_idx": Tensor(ir.DataType.INT32, (assignments,)),
-        "expert_tokens_count_or_cumsum": Tensor(ir.DataType.INT64, _count_shape(call)),
+        "expert_tokens_count_or_cumsum": Tensor(
+            ir.DataType.INT64, counts if call.attributes["expert_tokens_num_flag"] else (0,)
+        ),
         "expanded_scale": scale,
     }
 
@@ -70,38 +143,7 @@ def _infer(call: Call) -> Mapping[str, Tensor]:
 def _has_scale(call: Call) -> bool:
     """Whether the configuration produces expanded_scale."""
     mode = call.attributes["quant_mode"]
-    return mode in (1, 2, 3) or (mode == -1 and call.has("scale"))
-
-
-def _count_shape(call: Call) -> tuple[Dim, ...]:
-    attributes = call.attributes
-    if not attributes["expert_tokens_num_flag"]:
-        return (0,)
-    if attributes["expert_tokens_num_type"] == 2:
-        return (attributes["expert_num"], 2)
-    start, end = _range(call)
-    return (end - start,)
-
-
-def _range(call: Call) -> tuple[int, int]:
-    """The active experts; all of them where the attribute is absent."""
-    start, end = call.attributes.get("active_expert_range") or (0, call.attributes["expert_num"])
-    return start, end
-
-
-def _product(left: Dim, right: Dim) -> Dim:
-    """The product of two dimensions; symbolic where a factor is."""
-    if isinstance(left, int) and isinstance(right, int):
-        return left * right
-    if 0 in (left, right):
-        return 0
-    if left is None or right is None:
-        return None
-    factor, symbol = (left, right) if isinstance(right, str) else (right, left)
-    try:
-        return (ir.SymbolicDim(str(symbol)) * (factor if isinstance(factor, int) else ir.SymbolicDim(factor))).value
-    except ValueError:  # a name that is no expression, such as "batch size"
-        return None
+    return mode in (_DYNAMIC, *_MXFP8) or (mode == -1 and call.has("scale"))
 
 
 def _at_most(limit: int, dim: Dim) -> Dim:
@@ -111,131 +153,446 @@ def _at_most(limit: int, dim: Dim) -> Dim:
     return min(limit, dim) if isinstance(dim, int) else f"Min({limit}, {dim})"
 
 
-def _assignments(call: Call) -> Dim:
-    return _product(call.input("expert_idx").dim(0), call.input("expert_idx").dim(1))
+# --- Body -------------------------------------------------------------------------------------------------------------
 
 
-def _only(name: str, values: tuple[int, ...], source: str, products: frozenset[Product]) -> Constraint:
-    """The attribute `name` has one of `values`."""
+@dataclass(frozen=True)
+class _Routing:
+    """Where everything goes.
 
-    def broken(call: Call) -> str | None:
-        given = call.attributes[name]
-        return None if given in values else f"{name} must be {' or '.join(map(str, values))}, got {given}"
+    `row_idx`: (N*K) expanded_row_idx, int64. `token`, `expert`: (R) what each expanded row holds; a row that holds
+    nothing has token N. `counts`: (end - start) routed assignments per expert.
+    """
 
-    return Constraint(name, _TILING, source, broken, products)
-
-
-def _wrong_type(call: Call) -> str | None:
-    dtype, mode = call.input("x").dtype, call.attributes["quant_mode"]
-    if dtype == ir.DataType.INT8 and mode != -1:
-        return f"x may be int8 with quant_mode -1 only, got quant_mode {mode}"
-    if dtype == ir.DataType.FLOAT and mode in (2, 3):
-        return f"x must be float16 or bfloat16 with quant_mode {mode}, got float"
-    return None
+    row_idx: ir.Value
+    token: ir.Value
+    expert: ir.Value
+    counts: ir.Value
 
 
-def _wrong_rank(call: Call) -> str | None:
-    for name in ("x", "expert_idx"):
-        if call.input(name).rank not in (None, 2):
-            return f"{name} must have rank 2, got {call.input(name).rank}"
-    tokens, listed = call.input("x").dim(0), call.input("expert_idx").dim(0)
-    if isinstance(tokens, int) and isinstance(listed, int) and tokens != listed:
-        return f"x and expert_idx must have as many rows as each other, got {tokens} and {listed}"
-    return None
+def _body(call: Call) -> Body:
+    """Sort the assignments, then gather rows of `x`, to which a row of zeros is appended for rows without a token.
+
+    Raises `InputError` for an attribute value that has no meaning, and where a static quantisation lacks its inputs.
+    """
+    form = _Form.of(call)
+    attributes = call.attributes
+    if (wrong := broken(limit(call) for limit in _NEEDED_BY_BODY)) is not None:
+        raise InputError(f"{call.operator.name}: {wrong}")
+
+    def trace(
+        op: OpBuilder, x: ir.Value, expert_idx: ir.Value, scale: ir.Value | None, offset: ir.Value | None
+    ) -> Sequence[ir.Value]:
+        routing = _route(op, form, expert_idx, scatter=attributes["row_idx_type"] == 1)
+        expanded, expanded_scale = _expanded(op, form, routing, x, scale, offset)
+        if form.capacity is not None:
+            shape = op.Concat([form.experts, form.capacity], numerics.dim(op, x, 1), axis=0)
+            expanded = op.Reshape(expanded, shape, allowzero=1)
+        results = [expanded, op.Cast(routing.row_idx, to=ir.DataType.INT32)]
+        if form.outputs > 2:
+            counts = _counts(op, form, routing.counts, attributes["expert_tokens_num_type"]) if form.counts else None
+            results.append(_empty(op, ir.DataType.INT64) if counts is None else counts)
+        if form.outputs > 3:
+            results.append(_empty(op, ir.DataType.FLOAT) if expanded_scale is None else expanded_scale)
+        return results[: form.outputs]
+
+    return trace
 
 
-def _wrong_scale(call: Call) -> str | None:
-    mode, x = call.attributes["quant_mode"], call.input("x")
-    if not call.has("scale"):
-        return "scale must be given with quant_mode 0, got none" if mode == 0 else None
-    if mode in (2, 3):
-        return f"scale must be absent with quant_mode {mode}, got one"
-    if mode == 1:
-        start, end = _range(call)
-        shared = call.input("scale").dim(0) == 1
-        return _wrong_shape(call, "scale", (1 if shared else end - start, x.dim(1)))
-    return _wrong_shape(call, "scale", (1,) if mode == 0 else (x.dim(0),))
+def _route(op: OpBuilder, form: _Form, expert_idx: ir.Value, *, scatter: bool) -> _Routing:
+    """The routing, from a stable sort of the assignments by expert (TopK breaks ties by the lower index).
 
-
-def _wrong_offset(call: Call) -> str | None:
-    mode = call.attributes["quant_mode"]
-    if call.has("offset") != (mode == 0):
-        return (
-            "offset must be given with quant_mode 0, got none"
-            if mode == 0
-            else (f"offset must be absent with quant_mode {mode}, got one")
-        )
-    return _wrong_shape(call, "offset", (1,))
-
-
-def _wrong_shape(call: Call, name: str, expected: tuple[Dim, ...]) -> str | None:
-    given = call.input(name).shape
-    if given is None:
-        return None
-    unequal = len(given) != len(expected) or any(
-        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(given, expected, strict=True)
+    Experts are numbered from the start of the active range here, and assignments that are not routed belong to one
+    further expert behind the range, so that they sort last.
+    """
+    nobody = form.end - form.start
+    ids = op.Cast(op.Reshape(expert_idx, [-1]), to=ir.DataType.INT64)
+    routed = op.And(op.GreaterOrEqual(ids, form.start), op.Less(ids, form.end))
+    expert = op.Where(routed, op.Sub(ids, form.start), nobody)
+    expert, order, rank = _sorted(op, expert)
+    routed = op.Less(expert, nobody)
+    tokens = numerics.dim(op, expert_idx, 0)
+    token = op.Div(order, op.Max(numerics.dim(op, expert_idx, 1), [1]))
+    counts = op.ScatterElements(
+        op.ConstantOfShape([nobody + 1], value=_int64([0])),
+        expert,
+        op.ConstantOfShape(op.Shape(expert), value=_int64([1])),
+        axis=0,
+        reduction="add",
     )
-    return f"{name} must have the shape {expected}, got {given}" if unequal else None
+    kept_counts = op.Slice(counts, [0], [nobody], [0])
+    if form.capacity is None:
+        token = op.Where(routed, token, tokens)
+        row_idx = op.Where(routed, order, -1) if scatter else _inverse(op, order, op.Where(routed, rank, -1))
+        if form.active:
+            token, expert = (op.Slice(rows, [0], [form.active], [0]) for rows in (token, expert))
+        return _Routing(row_idx, token, expert, kept_counts)
+
+    slot = op.Sub(rank, op.Gather(op.CumSum(counts, 0, exclusive=1), expert))
+    kept = op.And(routed, op.Less(slot, form.capacity))
+    row = op.Add(op.Mul(expert, form.capacity), slot)
+    rows = form.experts * form.capacity
+    # What is dropped is written to one row too many, which is then cut off.
+    holder = op.ScatterElements(op.Expand(tokens, [rows + 1]), op.Where(kept, row, rows), token, axis=0)
+    return _Routing(
+        row_idx=_inverse(op, order, op.Where(kept, row, -1)),
+        token=op.Slice(holder, [0], [rows], [0]),
+        expert=op.Div(op.Range(0, rows, 1), form.capacity),
+        counts=kept_counts,
+    )
+
+
+def _sorted(op: OpBuilder, keys: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The keys in ascending order, the index that each had, and its new one."""
+    count = op.Shape(keys)
+    values, order = op.TopK(keys, count, largest=0, sorted=1, _outputs=2)
+    return values, order, op.Range(0, op.Squeeze(count, [0]), 1)
+
+
+def _inverse(op: OpBuilder, order: ir.Value, values: ir.Value) -> ir.Value:
+    """`result[order[i]] = values[i]` for the permutation `order`, which overwrites every element."""
+    inverse: ir.Value = op.ScatterElements(values, order, values, axis=0)
+    return inverse
+
+
+def _counts(op: OpBuilder, form: _Form, counts: ir.Value, kind: int) -> ir.Value:
+    """Running sum (0), count (1) or, per expert that has any, (expert, count) and then zeros (2)."""
+    if kind == 0:
+        counts = op.CumSum(counts, 0)
+    if kind == 2:
+        found = op.Squeeze(op.NonZero(counts), [0])
+        columns = [op.Unsqueeze(column, [1]) for column in (op.Add(found, form.start), op.Gather(counts, found))]
+        missing = op.Sub([form.experts], op.Shape(found))
+        counts = op.Pad(op.Concat(*columns, axis=1), op.Concat([0, 0], missing, [0], axis=0))
+    return counts
+
+
+def _expanded(
+    op: OpBuilder, form: _Form, routing: _Routing, x: ir.Value, scale: ir.Value | None, offset: ir.Value | None
+) -> tuple[ir.Value, ir.Value | None]:
+    """expanded_x (R, H), and expanded_scale (R) or (R, blocks) where the mode has one."""
+    if form.quant_mode == _STATIC:
+        quantised = numerics.quantise(op, op.Add(op.Mul(numerics.widen(op, x), scale), offset))
+        return _take(op, quantised, routing.token), None
+    if form.quant_mode == _DYNAMIC:
+        rows = _take(op, numerics.widen(op, x), routing.token)
+        if scale is not None:
+            last = op.Sub(numerics.dim(op, scale, 0), 1)
+            rows = op.Mul(rows, op.Gather(scale, op.Min(routing.expert, last)))
+        values, scales = numerics.dynamic_quantise(op, rows)
+        return values, op.Squeeze(scales, [-1])
+    if form.quant_mode in _MXFP8:
+        dtype, limit, largest_exponent = _MXFP8[form.quant_mode]
+        values, exponents = _mxfp8(op, numerics.widen(op, x), limit, largest_exponent)
+        taken = _take(op, values, routing.token), _take(op, exponents, routing.token)
+        return op.Cast(taken[0], to=dtype), _e8m0(op, taken[1])
+    return _take(op, x, routing.token), None if scale is None else _take(op, scale, routing.token)
+
+
+def _take(op: OpBuilder, rows: ir.Value, token: ir.Value) -> ir.Value:
+    """The rows (N, ...) of the tokens (R), zeros where the token is N."""
+    shape = op.Concat([1], op.Shape(rows, start=1), axis=0)
+    zeros = numerics.narrow(op, op.ConstantOfShape(shape), rows.dtype or ir.DataType.FLOAT)
+    taken: ir.Value = op.Gather(op.Concat(rows, zeros, axis=0), token)
+    return taken
+
+
+def _mxfp8(op: OpBuilder, x: ir.Value, limit: float, largest_exponent: int) -> tuple[ir.Value, ir.Value]:
+    """Elements (N, H) before the cast to float8, and the biased shared exponents (N, even number of blocks) in float32.
+
+    The shared exponent is that of the largest magnitude of a block, less `largest_exponent`; 0 at least, and 255 for
+    a block with a value that is not finite, whose elements are 0.
+    """
+    width = numerics.dim(op, x, 1)
+    padding = op.Mod(op.Neg(width), [2 * _BLOCK])
+    padded = op.Pad(x, op.Concat([0, 0, 0], padding, axis=0))
+    blocks = op.Div(op.Add(width, padding), [_BLOCK])
+    grouped = op.Reshape(padded, op.Concat(numerics.dim(op, x, 0), blocks, [_BLOCK], axis=0), allowzero=1)
+    largest = numerics.reduce(op, "ReduceMax", op.Abs(grouped))
+    finite = op.Equal(numerics.reduce(op, "ReduceSum", op.Mul(grouped, 0.0)), 0.0)
+    exponent = op.Max(op.Add(_exponent(op, largest), float(_BIAS - largest_exponent)), 0.0)
+    scaled = op.Clip(op.Mul(grouped, op.Pow(2.0, op.Sub(float(_BIAS), exponent))), -limit, limit)
+    elements = op.Reshape(op.Where(finite, scaled, 0.0), op.Shape(padded), allowzero=1)
+    shared = op.Where(finite, exponent, float(_NOT_A_NUMBER))
+    return op.Slice(elements, [0], width, [1]), op.Squeeze(shared, [-1])
+
+
+def _exponent(op: OpBuilder, x: ir.Value) -> ir.Value:
+    """`floor(log2(x))` of the non-negative `x`, exact although the logarithm is not."""
+    guess = op.Floor(op.Div(op.Log(x), float(np.log(2.0))))
+    guess = op.Where(op.Greater(op.Pow(2.0, guess), x), op.Sub(guess, 1.0), guess)
+    exponent: ir.Value = op.Where(op.LessOrEqual(op.Pow(2.0, op.Add(guess, 1.0)), x), op.Add(guess, 1.0), guess)
+    return exponent
+
+
+def _e8m0(op: OpBuilder, exponents: ir.Value) -> ir.Value:
+    """Biased exponents as the powers of two that FLOAT8E8M0 stores, 255 as not-a-number."""
+    power = op.Pow(2.0, op.Sub(exponents, float(_BIAS)))
+    is_number = op.Less(exponents, float(_NOT_A_NUMBER))
+    scale: ir.Value = op.Cast(op.Where(is_number, power, np.nan), to=ir.DataType.FLOAT8E8M0)
+    return scale
+
+
+def _empty(op: OpBuilder, dtype: ir.DataType) -> ir.Value:
+    empty: ir.Value = op.ConstantOfShape([0], value=ir.tensor(np.zeros(1, dtype.numpy())))
+    return empty
+
+
+def _int64(values: list[int]) -> ir.TensorProtocol:
+    return ir.tensor(values, ir.DataType.INT64)
+
+
+# --- Reference --------------------------------------------------------------------------------------------------------
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+_FLOAT8 = {2: (ml_dtypes.float8_e5m2, 57344.0, 15), 3: (ml_dtypes.float8_e4m3fn, 448.0, 8)}
+"""Like `_MXFP8`, with the element types of numpy."""
+
+
+class MoeInitRoutingV3(OpRun):
+    """The operator in numpy: a list of assignments in expanded order, and one pass over it per output.
+
+    Written independently of the body.
+    """
+
+    op_domain = DOMAIN
+
+    def _run(
+        self,
+        x: _Array,
+        expert_idx: _Array,
+        scale: _Array | None = None,
+        offset: _Array | None = None,
+        *,
+        expert_num: int,
+        active_num: int = -1,
+        expert_capacity: int = -1,
+        drop_pad_mode: int = 0,
+        expert_tokens_num_type: int = 0,
+        expert_tokens_num_flag: int = 0,
+        quant_mode: int = -1,
+        active_expert_range: Sequence[int] | None = None,
+        row_idx_type: int = 0,
+    ) -> tuple[_Array, ...]:
+        start, end = active_expert_range if active_expert_range else (0, expert_num)
+        ids = expert_idx.reshape(-1).astype(np.int64)
+        routed = np.flatnonzero((ids >= start) & (ids < end))
+        order = routed[np.argsort(ids[routed], kind="stable")]
+        counts = np.bincount(ids[routed], minlength=end)[start:end]
+
+        rows = np.arange(order.size)
+        if drop_pad_mode == 1:
+            first = np.cumsum(counts) - counts
+            slots = rows - first[ids[order]]
+            rows = np.where(slots < expert_capacity, ids[order] * expert_capacity + slots, -1)
+            leading: tuple[int, ...] = (expert_num, expert_capacity)
+        else:
+            leading = (min(active_num, ids.size) if active_num > 0 else ids.size,)
+        row_idx = np.full(ids.size, -1, np.int32)
+        if row_idx_type == 1:
+            row_idx[: order.size] = order
+        else:
+            row_idx[order] = rows
+
+        size = int(np.prod(leading))
+        written = (rows >= 0) & (rows < size)
+        sources = order[written]
+        values, scales = _rows(
+            x, sources // max(expert_idx.shape[1], 1), ids[sources] - start, scale, offset, quant_mode
+        )
+        expanded = _placed(values, rows[written], size).reshape(*leading, x.shape[1])
+        expanded_scale = np.zeros(0, np.float32) if scales is None else _placed(scales, rows[written], size)
+        tokens = _tokens(counts, start, expert_num, expert_tokens_num_type) if expert_tokens_num_flag else counts[:0]
+        results = (expanded, row_idx, tokens.astype(np.int64), expanded_scale)
+        return results[: len(self.onnx_node.output)]
+
+
+def _placed(values: _Array, rows: _Array, size: int) -> _Array:
+    """`values` at `rows` of an array of `size` rows, zeros elsewhere."""
+    result = np.zeros((size, *values.shape[1:]), values.dtype)
+    result[rows] = values
+    return result
+
+
+def _tokens(counts: _Array, start: int, experts: int, kind: int) -> _Array:
+    """Tokens per expert: running sum, count, or rows (expert, count) of the experts that have any."""
+    if kind == 0:
+        return np.cumsum(counts)
+    if kind == 1:
+        return counts
+    found = np.flatnonzero(counts)
+    pairs = np.zeros((experts, 2), np.int64)
+    pairs[: found.size] = np.stack((found + start, counts[found]), axis=1)
+    return pairs
+
+
+def _rows(
+    x: _Array, tokens: _Array, experts: _Array, scale: _Array | None, offset: _Array | None, quant_mode: int
+) -> tuple[_Array, _Array | None]:
+    """The values (R, H) and the scales of the rows that hold `tokens` for `experts`, both of size R."""
+    if quant_mode == -1:
+        return x[tokens], None if scale is None else scale[tokens]
+    values = x[tokens].astype(np.float32)
+    if quant_mode == 0:
+        if scale is None or offset is None:
+            raise ValueError("MoeInitRoutingV3 with quant_mode 0 needs the inputs scale and offset")
+        return _int8(values * scale + offset), None
+    if quant_mode == 1:
+        if scale is not None:
+            values = values * (scale if scale.shape[0] == 1 else scale[experts])
+        largest = np.abs(values).max(axis=1, initial=0.0)
+        scales = largest / np.float32(127.0)
+        return _int8(values / np.where(scales == 0, np.float32(1.0), scales)[:, None]), scales
+    return _float8(values, *_FLOAT8[quant_mode])
+
+
+def _int8(values: _Array) -> _Array:
+    return np.clip(np.rint(values), -128, 127).astype(np.int8)
+
+
+def _float8(values: _Array, dtype: type[Any], limit: float, largest_exponent: int) -> tuple[_Array, _Array]:
+    """float8 elements and E8M0 scales of blocks of 32 columns; an even number of blocks, the last one perhaps empty."""
+    rows, width = values.shape
+    padded = np.zeros((rows, -(-width // 64) * 64), np.float32)
+    padded[:, :width] = values
+    blocks = padded.reshape(rows, padded.shape[1] // 32, 32)
+    finite = np.logical_and.reduce(np.isfinite(blocks), axis=-1)
+    # frexp gives a fraction in [0.5, 1), hence 126 where the stored exponent of float32 is biased by 127.
+    biased = np.frexp(np.abs(blocks).max(axis=-1))[1] + 126
+    biased = np.where(blocks.any(axis=-1), biased, 0)
+    shared = np.maximum(biased - largest_exponent, 0)
+    with np.errstate(invalid="ignore"):
+        scaled = np.clip(np.ldexp(blocks, 127 - shared[..., None]), -limit, limit)
+    elements = np.where(finite[..., None], scaled, 0.0).reshape(padded.shape)[:, :width]
+    return elements.astype(dtype), np.where(finite, shared, 255).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu)
+
+
+# --- The limits of the device -----------------------------------------------------------------------------------------
+
+_PARAMETERS = "aclnnMoeInitRoutingV3, parameters"
+_BY_PRODUCT = "aclnnMoeInitRoutingV3, differences between products"
+_GE = "GE operator MoeInitRoutingV3, tiling"
+_A2_A3, _950 = frozenset({Product.A2, Product.A3}), frozenset({Product.ASCEND_950})
+_DROP_PAD, _COUNTED = With("drop_pad_mode", 1), With("expert_tokens_num_flag", 1)
+_TOKENS, _WIDTH = Place("x", 0), Place("x", 1)
+
+
+def _wrong_smoothing(call: Call) -> str | None:
+    form = _Form.of(call)
+    shared = call.input("scale").dim(0) == 1
+    return shape("scale", 1 if shared else form.end - form.start, _WIDTH)(call)
 
 
 def _wrong_expert_num(call: Call) -> str | None:
-    experts = call.attributes["expert_num"]
     largest = 5120 if call.attributes["expert_tokens_num_type"] == 2 else 10240
-    return None if 0 <= experts <= largest else f"expert_num must be from 0 to {largest}, got {experts}"
+    return attribute("expert_num", range(largest + 1))(call)
 
 
 def _wrong_range(call: Call) -> str | None:
-    given, experts = call.attributes.get("active_expert_range"), call.attributes["expert_num"]
-    if not given:
+    bounds, experts = call.attributes.get("active_expert_range"), call.attributes["expert_num"]
+    if not bounds:
         return None
-    if len(given) != 2 or not 0 <= given[0] <= given[1] <= experts:
-        return f"active_expert_range must be [start, end] within 0 and expert_num {experts}, got {list(given)}"
-    if call.attributes["drop_pad_mode"] == 1 and tuple(given) != (0, experts):
-        return f"active_expert_range must be [0, {experts}] with drop_pad_mode 1, got {list(given)}"
+    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] <= experts:
+        return f"active_expert_range must be [start, end] within 0 and expert_num {experts}, got {list(bounds)}"
+    if _DROP_PAD(call) and tuple(bounds) != (0, experts):
+        return f"active_expert_range must be [0, {experts}] with drop_pad_mode 1, got {list(bounds)}"
     return None
 
 
 def _wrong_active_num(call: Call) -> str | None:
-    given = call.attributes["active_num"]
-    return None if given >= -1 else f"active_num must be -1 or 0 (no limit) or positive, got {given}"
+    active = call.attributes["active_num"]
+    return None if active >= -1 else f"active_num must be -1 or 0 (no limit) or positive, got {active}"
 
 
 def _limited_rows(call: Call) -> str | None:
     # "No limit" is fine: a launch passes N*K for it, which is known by then.
-    given, assignments = call.attributes["active_num"], _assignments(call)
-    if given > 0 and isinstance(assignments, int) and given != assignments:
-        return f"active_num must be the number of assignments {assignments}, got {given}"
-    return None
+    active, assignments = call.attributes["active_num"], (Place("expert_idx", 0) * Place("expert_idx", 1))(call)
+    if active <= 0 or assignments in (None, active):
+        return None
+    return f"active_num must be the number of assignments {assignments}, got {active}"
 
 
 def _wrong_capacity(call: Call) -> str | None:
-    given, tokens = call.attributes["expert_capacity"], call.input("x").dim(0)
-    if call.attributes["drop_pad_mode"] != 1:
+    capacity, tokens = call.attributes["expert_capacity"], _TOKENS(call)
+    if capacity >= 1 and (tokens is None or capacity <= tokens):
         return None
-    if given < 1 or (isinstance(tokens, int) and given > tokens):
-        largest = tokens if isinstance(tokens, int) else "the number of tokens"
-        return f"expert_capacity must be from 1 to {largest} with drop_pad_mode 1, got {given}"
-    return None
+    return f"expert_capacity must be from 1 to {tokens or 'the number of tokens'}, got {capacity}"
 
 
-def _wrong_drop_pad(call: Call) -> str | None:
-    attributes = call.attributes
-    if attributes["drop_pad_mode"] != 1:
+def _unproduced_scale(call: Call) -> str | None:
+    if not call.has("expanded_scale") or _has_scale(call):
         return None
-    if attributes["row_idx_type"] != 0:
-        return f"row_idx_type must be 0 with drop_pad_mode 1, got {attributes['row_idx_type']}"
-    if attributes["expert_tokens_num_flag"] and attributes["expert_tokens_num_type"] != 1:
-        return f"expert_tokens_num_type must be 1 with drop_pad_mode 1, got {attributes['expert_tokens_num_type']}"
-    return None
+    mode = call.attributes["quant_mode"]
+    return f"expanded_scale is produced with quant_mode 1, 2, 3 or, given a scale, -1, got quant_mode {mode}"
 
 
-def _unproduced_output(call: Call) -> str | None:
-    if call.has("expert_tokens_count_or_cumsum") and not call.attributes["expert_tokens_num_flag"]:
-        return "expert_tokens_count_or_cumsum is produced with expert_tokens_num_flag 1 only, got 0"
-    if call.has("expanded_scale") and not _has_scale(call):
-        mode = call.attributes["quant_mode"]
-        return f"expanded_scale is produced with quant_mode 1, 2, 3 or, given a scale, -1, got quant_mode {mode}"
-    return None
+_NEEDED_BY_BODY = (
+    attribute("expert_num", range(2**31)),
+    attribute("quant_mode", (-1, *_QUANT_NAMES)),
+    attribute("row_idx_type", tuple(_ROW_INDICES)),
+    attribute("expert_tokens_num_type", tuple(_COUNTS)),
+    attribute("drop_pad_mode", (0, 1)),
+    given("scale", With("quant_mode", _STATIC)),
+    given("offset", With("quant_mode", _STATIC)),
+    when(_DROP_PAD, attribute("expert_capacity", range(1, 2**31))),
+    _wrong_range,
+)
+_tiling, _ge = partial(rule, TILING, _PARAMETERS), partial(rule, TILING, _GE)
+_on_a2_a3 = partial(rule, TILING, _PARAMETERS, products=_A2_A3)
+_on_950 = partial(rule, TILING, _BY_PRODUCT, products=_950)
+_CONSTRAINTS = (
+    rule(
+        INVALID,
+        _PARAMETERS,
+        "type",
+        when(With("quant_mode", 0, 1), of_type(["x"], *_X_TYPES[:3])),
+        when(With("quant_mode", 2, 3), of_type(["x"], *_X_TYPES[:2])),
+    ),
+    _tiling("rank", ranks({"x": 2, "expert_idx": 2}), agree("N", _TOKENS, Place("expert_idx", 0))),
+    _tiling(
+        "scale",
+        given("scale", With("quant_mode", _STATIC)),
+        absent("scale", With("quant_mode", -1, _STATIC, _DYNAMIC)),
+        when(With("quant_mode", -1), shape("scale", _TOKENS)),
+        when(With("quant_mode", _STATIC), shape("scale", 1)),
+        when(With("quant_mode", _DYNAMIC), _wrong_smoothing),
+    ),
+    _tiling(
+        "offset",
+        given("offset", With("quant_mode", _STATIC)),
+        absent("offset", With("quant_mode", _STATIC)),
+        shape("offset", 1),
+    ),
+    _tiling("expert_num", _wrong_expert_num),
+    _tiling("active_expert_range", _wrong_range),
+    _tiling("active_num", _wrong_active_num),
+    _on_950("active_num", _limited_rows),
+    _ge("expert_capacity", when(_DROP_PAD, _wrong_capacity)),
+    _ge(
+        "drop_pad",
+        when(_DROP_PAD, attribute("row_idx_type", 0)),
+        when(_DROP_PAD, when(_COUNTED, attribute("expert_tokens_num_type", 1))),
+    ),
+    _on_a2_a3("drop_pad_mode", attribute("drop_pad_mode", (0, 1))),
+    _on_950("drop_pad_mode", attribute("drop_pad_mode", 0)),
+    _on_a2_a3("expert_tokens_num_type", attribute("expert_tokens_num_type", (0, 1, 2))),
+    _on_950("expert_tokens_num_type", attribute("expert_tokens_num_type", (1, 2))),
+    _on_a2_a3("expert_tokens_num_flag", attribute("expert_tokens_num_flag", (0, 1))),
+    _on_950("expert_tokens_num_flag", attribute("expert_tokens_num_flag", 1)),
+    rule(TILING, _BY_PRODUCT, "quant_mode", attribute("quant_mode", (-1, 0, 1)), products=_A2_A3),
+    _on_950("quant_mode", attribute("quant_mode", (-1, 1, 2, 3))),
+    _tiling("row_idx_type", attribute("row_idx_type", (0, 1))),
+    rule(
+        INVALID,
+        _PARAMETERS,
+        "unproduced_output",
+        produced("expert_tokens_count_or_cumsum", _COUNTED),
+        _unproduced_scale,
+    ),
+)
+
+# --- The operator -----------------------------------------------------------------------------------------------------
 
 
 def _attribute(name: str, description: str, default: int) -> Attribute:
@@ -277,7 +634,7 @@ OPERATOR = Operator(
         ),
         Output(
             "expert_tokens_count_or_cumsum",
-            _INT64,
+            (ir.DataType.INT64,),
             "(end - start) or (E, 2)",
             "Assignments per expert, before any are dropped.",
             optional=True,
@@ -303,29 +660,8 @@ OPERATOR = Operator(
     ),
     aclnn="aclnnMoeInitRoutingV3",
     infer=_infer,
-    overload=overload,
-    body=body,
+    overload=_overload,
+    body=_body,
     reference=MoeInitRoutingV3,
-    constraints=(
-        Constraint("type", _INVALID, _PARAMETERS, _wrong_type),
-        Constraint("rank", _TILING, _PARAMETERS, _wrong_rank),
-        Constraint("scale", _TILING, _PARAMETERS, _wrong_scale),
-        Constraint("offset", _TILING, _PARAMETERS, _wrong_offset),
-        Constraint("expert_num", _TILING, _PARAMETERS, _wrong_expert_num),
-        Constraint("active_expert_range", _TILING, _PARAMETERS, _wrong_range),
-        Constraint("active_num", _TILING, _PARAMETERS, _wrong_active_num),
-        Constraint("active_num", _TILING, _BY_PRODUCT, _limited_rows, _950),
-        Constraint("expert_capacity", _TILING, _GE, _wrong_capacity),
-        Constraint("drop_pad", _TILING, _GE, _wrong_drop_pad),
-        _only("drop_pad_mode", (0, 1), _PARAMETERS, _A2_A3),
-        _only("drop_pad_mode", (0,), _BY_PRODUCT, _950),
-        _only("expert_tokens_num_type", (0, 1, 2), _PARAMETERS, _A2_A3),
-        _only("expert_tokens_num_type", (1, 2), _BY_PRODUCT, _950),
-        _only("expert_tokens_num_flag", (0, 1), _PARAMETERS, _A2_A3),
-        _only("expert_tokens_num_flag", (1,), _BY_PRODUCT, _950),
-        _only("quant_mode", (-1, 0, 1), _BY_PRODUCT, _A2_A3),
-        _only("quant_mode", (-1, 1, 2, 3), _BY_PRODUCT, _950),
-        _only("row_idx_type", (0, 1), _PARAMETERS, frozenset(Product)),
-        Constraint("unproduced_output", _INVALID, _PARAMETERS, _unproduced_output),
-    ),
+    constraints=_CONSTRAINTS,
 )

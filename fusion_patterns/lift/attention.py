@@ -60,7 +60,7 @@ def _decomposed(softmax: ir.Node, facts: Facts) -> Attention | Miss | None:
     scores, mask = _without_mask(facts.input(softmax, 0), facts)
     scores, scale = without_scale(scores, facts)
     scored = recognise_contraction(scores, facts)
-    if scored is None:
+    if scored is None or len(scored.labels) != 4:
         found = facts.producer(scores)
         return miss(
             "attention-unrecognised", scores, "a product of queries and keys", found.op_type if found else "input"

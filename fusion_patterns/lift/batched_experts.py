@@ -13,6 +13,8 @@ import onnx_ir as ir
 from fusion_patterns.graph import Facts, attribute, is_op
 from fusion_patterns.lift.contraction import Labelled, recognise_contraction
 from fusion_patterns.lift.expert_network import ON_ROWS, FoundProduct, Values
+from fusion_patterns.lift.expert_weight import ExpertWeight
+from fusion_patterns.lift.repeated_rows import recognise_repeated_rows
 from fusion_patterns.lift.router import reshaped_from
 
 __all__ = [
@@ -168,9 +170,7 @@ class BatchedExperts:
         ours = product is not None and product.ids is self._ids and product.stack.experts == self._experts
         return product if ours else None
 
-    def _biased(
-        self, value: ir.Value, facts: Facts
-    ) -> tuple[BatchedProduct | None, tuple[ExpertWeight, ...] | None]:
+    def _biased(self, value: ir.Value, facts: Facts) -> tuple[BatchedProduct | None, tuple[ExpertWeight, ...] | None]:
         """A product plus a bias (E, n) that is gathered by the same ids."""
         node = facts.producer(value)
         if not is_op(node, "Add"):

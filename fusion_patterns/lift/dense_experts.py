@@ -125,7 +125,19 @@ class WeightedSum:
     total: ir.Value
 
 
-_TO_SHARES = ("Cast", "Mul", "Where", "ReduceSum", "Unsqueeze", "Squeeze", "Slice", "Split", "Gather", "Equal", "OneHot")
+_TO_SHARES = (
+    "Cast",
+    "Mul",
+    "Where",
+    "ReduceSum",
+    "Unsqueeze",
+    "Squeeze",
+    "Slice",
+    "Split",
+    "Gather",
+    "Equal",
+    "OneHot",
+)
 _FARTHEST = 8
 
 

@@ -93,8 +93,10 @@ class Experts(Protocol):
 
 
 _UNARY = frozenset(
-    ("Sigmoid", "Tanh", "Relu", "Erf", "Exp", "Neg", "Abs", "Sqrt", "Reciprocal", "Gelu", "Swish", "Softplus", "Elu")
-    + ("HardSigmoid", "HardSwish", "LeakyRelu", "Selu", "Mish", "Cast", "Clip")
+    (
+        *("Sigmoid", "Tanh", "Relu", "Erf", "Exp", "Neg", "Abs", "Sqrt", "Reciprocal", "Gelu", "Swish", "Softplus"),
+        *("Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Selu", "Mish", "Cast", "Clip"),
+    )
 )
 _BINARY = frozenset(("Mul", "Add", "Sub", "Div", "Pow", "Min", "Max"))
 _REGROUPING = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")

@@ -16,7 +16,19 @@ import onnx_ir as ir
 from fusion_patterns.graph import Dimension, Facts, attribute, is_op
 from fusion_patterns.lift.slices import recognise_slice
 
-__all__ = ["Digit", "Element", "Entry", "Index", "Size", "broadcast_index", "compose", "itself", "recognise_view", "sizes", "trace"]
+__all__ = [
+    "Digit",
+    "Element",
+    "Entry",
+    "Index",
+    "Size",
+    "broadcast_index",
+    "compose",
+    "itself",
+    "recognise_view",
+    "sizes",
+    "trace",
+]
 
 Size = int | str
 """A size: a number, or a simplified symbolic expression."""
@@ -60,10 +72,8 @@ def sizes(value: ir.Value, facts: Facts) -> tuple[Size | None, ...] | None:
 def _size(dim: Dimension) -> Size | None:
     if isinstance(dim, int):
         return dim
-    if dim.value is None:
-        return None
-    simple = dim.simplify()
-    return simple if isinstance(simple, int) else simple.value
+    name = None if dim.value is None else dim.simplify().value
+    return int(name) if name is not None and name.isdigit() else name
 
 
 # --- Tracing ----------------------------------------------------------------------------------------------------------

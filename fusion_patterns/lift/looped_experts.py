@@ -284,7 +284,9 @@ def _chosen_weights(factor: ir.Value, tokens: ir.Value, hits: Hits, facts: Facts
         times = facts.producer(scaled)
         if not is_op(times, "Mul") or not _are_choices(choice, hits, facts):
             continue
-        if any(reshaped_from(a, facts) is tokens and facts.integers(b) == [choices] for a, b in facts.either_way(times)):
+        if any(
+            reshaped_from(a, facts) is tokens and facts.integers(b) == [choices] for a, b in facts.either_way(times)
+        ):
             return weights
     return None
 

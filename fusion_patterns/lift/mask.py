@@ -305,6 +305,8 @@ def _causal_condition(condition: _Condition, facts: Facts) -> CausalMask | Miss:
 
 def _scattered_indices(selected: ir.Value, inverted: bool, facts: Facts) -> ir.Value | None:
     """The indices at which `selected` (B, 1, S, T) is True (False if `inverted`), (B, S, K) along the last axis."""
+    if facts.rank(selected) != 4:
+        return None
     current = selected
     while True:
         node = facts.producer(current)

@@ -32,7 +32,7 @@ __all__ = [
 class Permutation:
     """A stable ascending sort of `keys` (M): `sorted_keys` and `order`, the position each sorted key came from.
 
-    `ids` (.., K) are the expert ids of every token before they were flattened to `keys`.
+    `ids` (N, K) are the expert ids of every token before they were flattened to `keys`.
     """
 
     ids: ir.Value
@@ -55,8 +55,7 @@ def recognise_permutation(top_k: ir.Node, facts: Facts) -> Permutation | Miss | 
     if is_op(inner, "TopK") and inner.outputs[1] is keys and _sorts_all(inner, facts):
         return None
     ids = reshaped_from(keys, facts)
-    rank = facts.rank(ids)
-    choices = facts.size(ids, -1) if rank is not None and rank > 1 else None
+    choices = facts.size(ids, 1) if facts.rank(ids) == 2 else None
     if choices is None:
         return miss("permutation-unrecognised", top_k, "expert ids (N, K) with constant K, flattened", str(ids.shape))
     return Permutation(ids, keys, top_k.outputs[0], top_k.outputs[1], choices, top_k)

@@ -55,30 +55,25 @@ def _repeated_rows(value: ir.Value, facts: Facts) -> RepeatedRows | None:
 
 def _counts_up(value: ir.Value, facts: Facts) -> bool:
     node = facts.producer(value)
-    return (
-        is_op(node, "Range") and facts.scalar(facts.input(node, 0)) == 0 and facts.scalar(facts.input(node, 2)) == 1
-    )
+    return is_op(node, "Range") and facts.scalar(facts.input(node, 0)) == 0 and facts.scalar(facts.input(node, 2)) == 1
 
 
 def _spread(value: ir.Value, rank: int, facts: Facts) -> RepeatedRows | None:
     """Expand or Tile(x with an axis 1 added), its new axis folded into the one before it or not; x of this rank."""
     node, value = facts.producer(value), facts.plain(value)
-    if is_op(node, "Reshape", "Flatten"):
-        unfolded = facts.input(node, 0)
-        if facts.rank(value) != rank or facts.rank(unfolded) != rank + 1:
-            return None
-        if rank == 2 and not _same_width(value, unfolded, facts):
-            return None
-        node = facts.producer(unfolded)
-    added = facts.producer(facts.input(node, 0)) if is_op(node, "Expand", "Tile") else None
-    if node is None or not is_op(added, "Unsqueeze", "Reshape"):
+    folded = is_op(node, "Reshape", "Flatten")
+    spread = facts.producer(facts.input(node, 0)) if is_op(node, "Reshape", "Flatten") else node
+    added = facts.producer(facts.input(spread, 0)) if is_op(spread, "Expand", "Tile") else None
+    if spread is None or not is_op(added, "Unsqueeze", "Reshape"):
         return None
-    x, widened = facts.input(added, 0), facts.input(node, 0)
-    if facts.rank(x) != rank or facts.rank(widened) != rank + 1 or facts.size(widened, 1) != 1:
+    x, widened = facts.input(added, 0), facts.input(spread, 0)
+    if (facts.rank(x), facts.rank(widened), facts.size(widened, 1)) != (rank, rank + 1, 1):
         return None
-    if rank == 2 and not _same_width(x, widened, facts):
+    if facts.rank(value) != (rank if folded else rank + 1):
         return None
-    choices = _repetitions(node, facts)
+    if rank == 2 and not (_same_width(x, widened, facts) and _same_width(x, value, facts)):
+        return None
+    choices = _repetitions(spread, facts)
     return None if choices is None else RepeatedRows(x, choices)
 
 

@@ -36,20 +36,48 @@ def recognise_rms_norm(value: ir.Value, facts: Facts) -> RmsNorm | Miss:
 
 
 def _rms_norm(value: ir.Value, facts: Facts) -> RmsNorm | Miss:
-    node = _uncast(value, facts).producer()
+    maths = _Maths(facts, value.dtype)
+    node = facts.producer(maths.unrounded(value))
     if node is None:
         return miss("latent-unrecognised", value, "an RMS norm", "a graph input")
-    if node.op_type in ("RMSNormalization", "SimplifiedLayerNormalization"):
+    if is_op(node, "RMSNormalization", "SimplifiedLayerNormalization"):
         return _single_node(node, facts)
     if not is_op(node, "Mul"):
         return miss("latent-unrecognised", value, "an RMS norm", node.op_type)
-    for gamma, scaled in facts.either_way(node):
-        if facts.rank(_uncast(gamma, facts)) != 1 or not _uncast(gamma, facts).is_initializer():
+    for factor, scaled in facts.either_way(node):
+        gamma = maths.unwidened(factor)
+        if facts.rank(gamma) != 1 or not gamma.is_initializer():
             continue
-        normed = _normalised(_uncast(scaled, facts), facts)
-        if normed is not None:
-            return RmsNorm(normed[0], _uncast(gamma, facts), normed[1], node)
+        normed = _normalised(maths.unrounded(scaled), maths)
+        if normed is not None and facts.dim(gamma, 0) == facts.dim(normed[0], -1):
+            return RmsNorm(normed[0], gamma, normed[1], node)
     return miss("latent-unrecognised", value, "gamma times a normalised value", "a product of other values")
+
+
+@dataclass(frozen=True)
+class _Maths:
+    """Looking through the casts of a norm of `dtype` values whose maths are float32, and through no others.
+
+    Widening is exact, and one rounding back to the model's type is what the operator does as well; a rounding to any
+    other type would be lost.
+    """
+
+    facts: Facts
+    dtype: ir.DataType | None
+
+    def unwidened(self, value: ir.Value) -> ir.Value:
+        """The value before a cast from the model's type to float32."""
+        return self._before_cast(value, self.dtype, ir.DataType.FLOAT)
+
+    def unrounded(self, value: ir.Value) -> ir.Value:
+        """The value before a cast from float32 to the model's type."""
+        return self._before_cast(value, ir.DataType.FLOAT, self.dtype)
+
+    def _before_cast(self, value: ir.Value, source: ir.DataType | None, target: ir.DataType | None) -> ir.Value:
+        node = self.facts.producer(value)
+        if not is_op(node, "Cast") or attribute(node, "to") != target or self.facts.input(node, 0).dtype != source:
+            return value
+        return self.facts.input(node, 0)
 
 
 def _single_node(node: ir.Node, facts: Facts) -> RmsNorm | Miss:
@@ -62,78 +90,64 @@ def _single_node(node: ir.Node, facts: Facts) -> RmsNorm | Miss:
     return RmsNorm(x, gamma, float(attribute(node, "epsilon", 1e-5)), node)
 
 
-def _normalised(value: ir.Value, facts: Facts) -> tuple[ir.Value, float] | None:
+def _normalised(value: ir.Value, maths: _Maths) -> tuple[ir.Value, float] | None:
     """(x, epsilon) of x / sqrt(mean(x^2) + epsilon)."""
-    node = facts.producer(value)
+    node = maths.facts.producer(value)
     if node is None:
         return None
     if is_op(node, "Div"):
-        epsilon = _mean_square_root(facts.input(node, 1), facts.input(node, 0), facts)
-        return None if epsilon is None else (_uncast(facts.input(node, 0), facts), epsilon)
+        epsilon = _mean_square_root(maths.facts.input(node, 1), maths.facts.input(node, 0), maths)
+        return None if epsilon is None else (maths.unwidened(maths.facts.input(node, 0)), epsilon)
     if is_op(node, "Mul"):
-        for x, factor in facts.either_way(node):
-            epsilon = _reciprocal_root(factor, x, facts)
+        for x, factor in maths.facts.either_way(node):
+            epsilon = _reciprocal_root(factor, x, maths)
             if epsilon is not None:
-                return _uncast(x, facts), epsilon
+                return maths.unwidened(x), epsilon
     return None
 
 
-def _reciprocal_root(value: ir.Value, x: ir.Value, facts: Facts) -> float | None:
-    node = facts.producer(value)
+def _reciprocal_root(value: ir.Value, x: ir.Value, maths: _Maths) -> float | None:
+    node = maths.facts.producer(value)
     if node is None:
         return None
     if is_op(node, "Reciprocal"):
-        return _mean_square_root(facts.input(node, 0), x, facts)
-    if is_op(node, "Div") and facts.scalar(facts.input(node, 0)) == 1:
-        return _mean_square_root(facts.input(node, 1), x, facts)
-    if is_op(node, "Pow") and facts.scalar(facts.input(node, 1)) == -0.5:
-        return _mean_square(facts.input(node, 0), x, facts)
+        return _mean_square_root(maths.facts.input(node, 0), x, maths)
+    if is_op(node, "Div") and maths.facts.scalar(maths.facts.input(node, 0)) == 1:
+        return _mean_square_root(maths.facts.input(node, 1), x, maths)
+    if is_op(node, "Pow") and maths.facts.scalar(maths.facts.input(node, 1)) == -0.5:
+        return _mean_square(maths.facts.input(node, 0), x, maths)
     return None
 
 
-def _mean_square_root(value: ir.Value, x: ir.Value, facts: Facts) -> float | None:
+def _mean_square_root(value: ir.Value, x: ir.Value, maths: _Maths) -> float | None:
     """epsilon of Sqrt(mean(x^2) + epsilon)."""
-    node = facts.producer(value)
-    return _mean_square(facts.input(node, 0), x, facts) if is_op(node, "Sqrt") else None
+    node = maths.facts.producer(value)
+    return _mean_square(maths.facts.input(node, 0), x, maths) if is_op(node, "Sqrt") else None
 
 
-def _mean_square(value: ir.Value, x: ir.Value, facts: Facts) -> float | None:
+def _mean_square(value: ir.Value, x: ir.Value, maths: _Maths) -> float | None:
     """epsilon of mean(x^2) + epsilon."""
-    node = facts.producer(value)
+    node = maths.facts.producer(value)
     if not is_op(node, "Add"):
         return None
-    for mean, constant in facts.either_way(node):
-        epsilon = facts.scalar(constant)
-        if epsilon is not None and _is_mean_of_squares(mean, x, facts):
+    for mean, constant in maths.facts.either_way(node):
+        epsilon = maths.facts.scalar(constant)
+        if epsilon is not None and _is_mean_of_squares(mean, x, maths):
             return epsilon
     return None
 
 
-def _is_mean_of_squares(value: ir.Value, x: ir.Value, facts: Facts) -> bool:
-    node = facts.producer(value)
+def _is_mean_of_squares(value: ir.Value, x: ir.Value, maths: _Maths) -> bool:
+    node = maths.facts.producer(value)
     if not is_op(node, "ReduceMean") or attribute(node, "keepdims", 1) != 1:
         return False
-    axes = facts.integers(facts.input(node, 1)) if len(node.inputs) > 1 else attribute(node, "axes")
-    rank = facts.rank(value)
+    axes = maths.facts.integers(maths.facts.input(node, 1)) if len(node.inputs) > 1 else attribute(node, "axes")
+    rank = maths.facts.rank(value)
     if axes is None or len(axes) != 1 or (axes[0] != -1 and (rank is None or axes[0] != rank - 1)):
         return False
-    square = facts.producer(facts.input(node, 0))
-    if square is None or _uncast(facts.input(square, 0), facts) is not _uncast(x, facts):
+    square = maths.facts.producer(maths.facts.input(node, 0))
+    if square is None or maths.unwidened(maths.facts.input(square, 0)) is not maths.unwidened(x):
         return False
     if is_op(square, "Pow"):
-        return facts.scalar(facts.input(square, 1)) == 2
-    return is_op(square, "Mul") and facts.input(square, 1) is facts.input(square, 0)
-
-
-_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-
-
-def _uncast(value: ir.Value, facts: Facts) -> ir.Value:
-    """The value before casts between float types."""
-    while True:
-        node = facts.producer(value)
-        if not is_op(node, "Cast") or facts.input(node, 0).dtype not in _FLOATS:
-            return value
-        if attribute(node, "to") not in {int(t) for t in _FLOATS}:
-            return value
-        value = facts.input(node, 0)
+        return maths.facts.scalar(maths.facts.input(square, 1)) == 2
+    return is_op(square, "Mul") and maths.facts.input(square, 1) is maths.facts.input(square, 0)

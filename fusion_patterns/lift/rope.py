@@ -26,7 +26,7 @@ class RopeLayout(enum.Enum):
 class Angles:
     """cos or sin of the angles: `value` is (B, 1, S, W), (B, S, 1, W) or (B, S, W), perhaps with a last axis of size 1.
 
-    `head_axes` are the axes that may be the one broadcast over heads (two where S is 1 as well); none in three axes.
+    `head_axes` are the axes of the rotated value that may be the heads (two where S is 1 as well).
     """
 
     value: ir.Value
@@ -34,7 +34,7 @@ class Angles:
 
     def fits(self, head_axis: int) -> bool:
         """Whether these angles are broadcast over heads that lie on `head_axis` of the rotated value."""
-        return not self.head_axes or head_axis in self.head_axes
+        return head_axis in self.head_axes
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _single_node(node: ir.Node, facts: Facts) -> Rope | None:
         return None
     if attribute(node, "rotary_embedding_dim", 0) not in (0, facts.size(x, -1)):
         return None
-    cos, sin = (Angles(facts.input(node, index), ()) for index in (1, 2))
+    cos, sin = (Angles(facts.input(node, index), (1,)) for index in (1, 2))  # it takes axis 1 for the heads
     layout = RopeLayout.INTERLEAVED if attribute(node, "interleaved", 0) else RopeLayout.HALF
     return Rope(x, cos, sin, True, layout, layout, node)
 

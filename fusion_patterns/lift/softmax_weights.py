@@ -1,14 +1,15 @@
 """Weights of partial softmaxes as ratios of exponentials, and the statistics that merging two of them makes.
 
-    Exp(Sub(prev_max, max)) * prev_sum / sum        is  prev_sum * sum^-1 * e^(prev_max - max)
-    Add(Mul(prev_sum, ..), Mul(cur_sum, ..))        is  a SoftmaxSum, and stands for itself wherever it is read
-    Add(lse, Log(Add(1, Exp(Sub(other, lse)))))     is  a LogSumExp of lse and other, and stands for itself
+Exp(Sub(prev_max, max)) * prev_sum / sum        is  prev_sum * sum^-1 * e^(prev_max - max)
+Add(Mul(prev_sum, ..), Mul(cur_sum, ..))        is  a SoftmaxSum, and stands for itself wherever it is read
+Add(lse, Log(Add(1, Exp(Sub(other, lse)))))     is  a LogSumExp of lse and other, and stands for itself
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
@@ -36,6 +37,7 @@ __all__ = [
     "recognise_weight",
     "seen_from",
     "unfolded",
+    "unrounded",
 ]
 
 _DEEPEST = 64
@@ -100,7 +102,8 @@ def recognise_weight(value: ir.Value, facts: Facts) -> Ratio:
     ---------
     1. Exp, Sigmoid, Reciprocal, Neg, and Add, Sub, Mul, Div with broadcasting.
     2. The exponent as sums, differences, negations and multiples; logarithms in it cancel the Exp.
-    3. Everything laid out anew in between: see `lift.indexed`.
+    3. Everything laid out anew, or cast to a wider type, in between: see `lift.indexed`. What is rounded to a narrower
+       type stands for itself: see `unrounded`.
     """
     return facts.remember("weight", value, _weight)
 
@@ -113,7 +116,9 @@ def _weight(value: ir.Value, facts: Facts) -> Ratio:
         return Ratio.of(trace(value, facts))
     statistic = recognise_statistic(value, facts)
     written_out = None if statistic is not None else _written_out(value, facts)
-    return Ratio.of(Element(facts.plain(value), itself(sizes(value, facts) or ()))) if written_out is None else written_out
+    return (
+        Ratio.of(Element(facts.plain(value), itself(sizes(value, facts) or ()))) if written_out is None else written_out
+    )
 
 
 def _written_out(value: ir.Value, facts: Facts) -> Ratio | None:
@@ -135,13 +140,7 @@ def _written_out(value: ir.Value, facts: Facts) -> Ratio | None:
     if view is not None:
         source, index = view
         return seen_from(recognise_weight(source, facts), index, sizes(value, facts) or ())
-    if is_op(node, "Cast") and _is_float(value):
-        return recognise_weight(facts.input(node, 0), facts)
     return None
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _combined(op_type: str, left: Ratio, right: Ratio) -> Ratio | None:
@@ -251,7 +250,7 @@ def _power(linear: Ratio, dims: Sequence[Size | None], facts: Facts) -> Ratio | 
 
 def _argument_of_logarithm(element: Element, dims: Sequence[Size | None], facts: Facts) -> Ratio | None:
     node = facts.producer(element.value)
-    if not carries_exponential(element.value, facts):
+    if not carries_exponential(element.value, facts) or recognise_statistic(element.value, facts) is not None:
         return None
     if is_op(node, "Log"):
         return seen_from(recognise_weight(facts.input(node, 0), facts), element.index, dims)
@@ -318,14 +317,14 @@ def _statistic(value: ir.Value, facts: Facts) -> Statistic | None:
         return None
     dims = sizes(value, facts) or ()
     if is_op(node, "Log"):
-        written_out = Ratio.of(Element(value, itself(dims)))
+        power: Ratio | None = recognise_weight(facts.input(node, 0), facts)
     else:
         written_out = _written_out(value, facts)
-    if written_out is None:
-        return None
-    if _is_softmax_sum(written_out, dims):
-        return SoftmaxSum(value, written_out)
-    power = _power(written_out, dims, facts) if written_out.linear() is not None else None
+        if written_out is None:
+            return None
+        if _is_softmax_sum(written_out, dims):
+            return SoftmaxSum(value, written_out)
+        power = _power(written_out, dims, facts)
     definition = None if power is None else _sum_of_two_exponentials(power, dims, facts)
     return None if definition is None else LogSumExp(value, definition)
 
@@ -371,10 +370,26 @@ def unfolded(ratio: Ratio, element: Element, dims: Sequence[Size | None], facts:
     if definition is None:
         return None
     in_exponent = isinstance(statistic, LogSumExp)
-    return ratio.replaced(lambda term: _term_unfolded(term, element, definition, in_exponent))
+    return ratio.replaced(lambda term: _term_with(term, element, definition, in_exponent))
 
 
-def _term_unfolded(term: Term, element: Element, definition: Ratio, in_exponent: bool) -> Ratio | None:
+def unrounded(ratio: Ratio, dtype: ir.DataType | None, dims: Sequence[Size | None], facts: Facts) -> Ratio:
+    """The ratio with what was cast to `dtype` instead of the results of the casts."""
+    for element in ratio.elements:
+        cast = element.value.producer()
+        if not is_op(cast, "Cast") or element.value.dtype != dtype:
+            continue
+        source = seen_from(recognise_weight(facts.input(cast, 0), facts), element.index, dims)
+        exact = None if source is None else ratio.replaced(partial(_with_factor, element=element, definition=source))
+        ratio = ratio if exact is None else exact
+    return ratio
+
+
+def _with_factor(term: Term, element: Element, definition: Ratio) -> Ratio | None:
+    return _term_with(term, element, definition, in_exponent=False)
+
+
+def _term_with(term: Term, element: Element, definition: Ratio, in_exponent: bool) -> Ratio | None:
     powers = dict(term.exponent) if in_exponent else dict(term.factors)
     power = powers.get(element, 0)
     if power == 0:

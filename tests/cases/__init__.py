@@ -9,25 +9,19 @@ from . import (
 )
 from .case import Case
 
-__all__ = ["ALL_CASES", "QUANTISED", "QUANTISED_CASES", "RUNNABLE_CASES", "case_called"]
+__all__ = ["ALL_CASES", "case_called"]
 
-QUANTISED = True
-"""Whether the package under test has the quantised forms; their cases run only then, their oracles always."""
-
-UNQUANTISED_CASES: list[Case] = [
-    *mla_prolog_v2_weight_nz.CASES,
-    *sparse_flash_attention.CASES,
-    *moe_init_routing_v3.CASES,
-    *ring_attention_update_v2.CASES,
-    *mla_preprocess.CASES,
+ALL_CASES: list[Case] = [
+    case
+    for table in (
+        mla_prolog_v2_weight_nz,
+        sparse_flash_attention,
+        moe_init_routing_v3,
+        ring_attention_update_v2,
+        mla_preprocess,
+    )
+    for case in table.CASES
 ]
-QUANTISED_CASES: list[Case] = [
-    *mla_prolog_v2_weight_nz.QUANTISED_CASES,
-    *moe_init_routing_v3.QUANTISED_CASES,
-    *mla_preprocess.QUANTISED_CASES,
-]
-ALL_CASES = UNQUANTISED_CASES + QUANTISED_CASES
-RUNNABLE_CASES = ALL_CASES if QUANTISED else UNQUANTISED_CASES
 
 
 def case_called(name: str) -> Case:

@@ -1,4 +1,4 @@
-"""Cases of MlaPreprocess: floating weights in `CASES`, int8 weights in `QUANTISED_CASES`.
+"""Cases of MlaPreprocess, with floating weights and with int8 weights.
 
 Sizes are small and free (the device's fixed sizes are the business of `check`), except in the cases called `real_*`
 and in the published example.
@@ -28,7 +28,7 @@ from .mla_preprocess_calls import (
     case,
 )
 
-__all__ = ["CASES", "QUANTISED_CASES"]
+__all__ = ["CASES"]
 
 NZ_ROWS = 16
 
@@ -372,5 +372,4 @@ def table(base: Preprocess) -> list[Case]:
     return forms(base) + sizes(base) + slots_and_emptiness(base) + attributes_and_numerics(base)
 
 
-CASES = table(Preprocess()) + floating()
-QUANTISED_CASES = table(Preprocess(int8=True)) + static_int8()
+CASES = table(Preprocess()) + floating() + table(Preprocess(int8=True)) + static_int8()

@@ -16,7 +16,7 @@ from tests.oracles import Array
 
 from .case import BFLOAT16, FLOAT16, FLOAT32, FLOAT_TYPES, Case, normal
 
-__all__ = ["CASES", "QUANTISED_CASES"]
+__all__ = ["CASES"]
 
 OPERATOR = "MlaPrologV2WeightNz"
 INT8 = np.dtype(np.int8)
@@ -285,5 +285,4 @@ def quantised() -> list[Case]:
     return found
 
 
-CASES = layouts() + sizes() + slots_and_emptiness() + numerics()
-QUANTISED_CASES = quantised()
+CASES = layouts() + sizes() + slots_and_emptiness() + numerics() + quantised()

@@ -12,7 +12,7 @@ from tests.oracles import Array
 
 from .case import BFLOAT16, FLOAT16, FLOAT32, Case, normal
 
-__all__ = ["CASES", "QUANTISED_CASES"]
+__all__ = ["CASES"]
 
 OPERATOR = "MoeInitRoutingV3"
 INT8 = np.dtype(np.int8)
@@ -307,5 +307,4 @@ def quantised() -> list[Case]:
     return found
 
 
-CASES = types() + sizes() + ranges_and_counts() + active() + drop_pad() + unusual()
-QUANTISED_CASES = quantised()
+CASES = types() + sizes() + ranges_and_counts() + active() + drop_pad() + unusual() + quantised()

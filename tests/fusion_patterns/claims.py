@@ -193,7 +193,7 @@ def _(description: Permutation, run: Run) -> Array:
     """The order; the flattened ids must be the keys and have `choices` columns, the sorted keys be sorted."""
     keys, ids = run.of(description.keys), run.of(description.ids)
     order = np.argsort(keys, kind="stable")
-    assert ids.shape[1] == description.choices
+    assert ids.shape[-1] == description.choices
     assert np.array_equal(ids.reshape(-1), keys)
     assert np.array_equal(run.of(description.sorted_keys), keys[order])
     return order
@@ -219,30 +219,25 @@ def _(description: GroupedProduct, run: Run) -> Array:
 @claimed.register
 def _(description: LatentAttention, run: Run) -> Array:
     """The weighted values, absorbed: scores and context in the latent space, from x and the caches alone."""
-    attention, query, key = description.attention, description.query, description.key
-    x = run.of(description.x)
+    attention, path = description.attention, description.key
+    query, key, x = description.projections.query, description.projections.key, run.of(description.projections.x)
     batch, tokens = x.shape[:2]
     latent_size = key.norm.gamma.shape[0]
     down = x @ claimed(key.down.weight, run)
     close(run.of(key.norm.x).reshape(batch, tokens, -1), down[..., :latent_size])
     close(run.of(key.rope.x).reshape(batch, tokens, -1), down[..., latent_size:])
-    rows = [
-        cached_rows(key.latent, claimed(key.norm, run), run),
-        cached_rows(key.rotated, claimed(key.rope, run), run),
-    ]
+    latent = cached_rows(path.latent, claimed(key.norm, run), run)[:, None]
+    rotated_keys = cached_rows(path.rotated, claimed(key.rope, run), run)[:, None]
     close(run.of(query.norm.x), x @ claimed(query.down.weight, run))
-    close(run.of(query.normed), claimed(query.norm, run))
-    heads = (run.of(query.normed) @ claimed(query.up.weight, run)).reshape(batch, tokens, query.heads, -1)
+    close(run.of(query.up.x), claimed(query.norm, run))
+    heads = (run.of(query.up.x) @ claimed(query.up.weight, run)).reshape(batch, tokens, query.heads, -1)
     nope = heads[..., : query.nope].transpose(0, 2, 1, 3)
-    rotated = claimed(query.rope, run).reshape(-1)
-    whole = claimed(attention.query, run)
-    close(np.sort(rotated), np.sort(whole[..., query.nope :].reshape(-1)))
-    expansion = claimed(key.expansion.weight, run).reshape(latent_size, key.heads, key.nope + key.value_size)
-    to_keys, to_values = (part.transpose(1, 0, 2) for part in (expansion[..., : key.nope], expansion[..., key.nope :]))
-    absorbed = np.concatenate([nope @ to_keys.swapaxes(-1, -2), whole[..., query.nope :]], -1)
-    latent = rows[0][:, None]
-    keys = np.concatenate([latent, rows[1][:, None]], -1)
-    return attended(attention, absorbed, keys, latent @ to_values, run)
+    rotated = claimed(attention.query, run)[..., query.nope :]
+    close(np.sort(rotated.reshape(-1)), np.sort(claimed(query.rope, run).reshape(-1)))
+    expansion = claimed(path.expansion.weight, run).reshape(latent_size, path.heads, path.nope + path.value_size)
+    to_keys, to_values = (part.transpose(1, 0, 2) for part in (expansion[..., : path.nope], expansion[..., path.nope :]))
+    absorbed = np.concatenate([nope @ to_keys.swapaxes(-1, -2), rotated], -1)
+    return attended(attention, absorbed, np.concatenate([latent, rotated_keys], -1), latent @ to_values, run)
 
 
 def cached_rows(rows: CachedRows, computed: Array, run: Run) -> Array:
@@ -267,6 +262,8 @@ def assert_true(description: Any, value: ir.Value, run: Run, tolerance: float = 
     expected, actual = run.of(value), claimed(description, run)
     if isinstance(description, CausalMask):
         actual = np.broadcast_to(actual, expected.shape)
+    if isinstance(description, Selection):
+        expected = expected == 0  # an added mask
     if isinstance(description, Permutation):
         assert description.order is value
     assert actual.shape == expected.shape

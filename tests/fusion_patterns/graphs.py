@@ -66,7 +66,8 @@ class Run:
     """One run of a model, with every value in it at hand, and the numbers its symbolic dimensions had."""
 
     def __init__(self, model: ir.Model, feeds: Mapping[str, Array]) -> None:
-        wanted = [v for node in model.graph for v in node.outputs if v.name and v.type is not None and v.shape is not None]
+        computed = (v for node in model.graph for v in node.outputs if v.name)
+        wanted = [v for v in computed if isinstance(v.type, ir.TensorType) and v.shape is not None]
         given = list(model.graph.outputs)
         model.graph.outputs.clear()
         model.graph.outputs.extend(wanted)
@@ -75,7 +76,7 @@ class Run:
         finally:
             model.graph.outputs.clear()
             model.graph.outputs.extend(given)
-        self._arrays = {v.name: array for v, array in arrays_of(wanted, arrays)} | dict(feeds)
+        self._arrays = {**feeds, **arrays}
         self.dims: dict[str, int] = {}
         for declared in model.graph.inputs:
             for dim, size in zip(declared.shape or (), feeds[declared.name or ""].shape, strict=True):
@@ -90,13 +91,9 @@ class Run:
         """A dimension as a number; None where it names something that no input has."""
         if isinstance(dim, int):
             return dim
-        if dim.value is None or not set(re.findall(r"[A-Za-z_]\w*", dim.value)) <= {*self.dims, "Min", "Max"}:
+        if dim.value is None or not set(re.findall(r"[A-Za-z_]\w*", dim.value)) <= {*self.dims, "Min", "Max", "floor"}:
             return None
         return int(dim.evaluate(self.dims))
-
-
-def arrays_of(values: list[ir.Value], arrays: Mapping[str, Array]) -> list[tuple[ir.Value, Array]]:
-    return [(v, arrays[v.name or ""]) for v in values]
 
 
 def _unoptimised() -> onnxruntime.SessionOptions:

@@ -64,7 +64,7 @@ OTHERS = {
     "products in another order": swap(GROUPED, ("(p0, p1, p2)", "(p1, p0, p2)")),
     "an expert left out": swap(GROUPED, ("(p0, p1, p2)", "(p0, p1)")),
     "starts at one": swap(GROUPED, ("Range(zero, t0, one)", "Range(one, t0, one)")),
-    "a gap": swap(GROUPED, ("Range(t1, t2, one)", "q = Add(t1, one) r2 = Range(q, t2, one)")),
+    "a gap": swap(GROUPED, ("r2 = Range(t1, t2, one)", "q = Add(t1, one) r2 = Range(q, t2, one)")),
     "an overlap": swap(GROUPED, ("Range(t1, t2, one)", "Range(t0, t2, one)")),
     "ends exchanged": swap(GROUPED, ("Range(t0, t1, one)", "Range(t0, t2, one)")),
     "every second row": swap(GROUPED, ("Range(t0, t1, one)", "Range(t0, t1, two)")),

@@ -9,12 +9,13 @@ import pytest
 from fusion_patterns.graph import Facts
 from fusion_patterns.lift.permutation import (
     Permutation,
-    divided_gathers,
-    gathered_rows,
+    inverses,
     recognise_inverse,
     recognise_permutation,
-    reshaped_from,
+    sorted_gathers,
 )
+from fusion_patterns.lift.router import reshaped_from
+from fusion_patterns.lift.row_gather import gathered_rows
 from fusion_patterns.miss import Miss
 from tests.fusion_patterns.claims import assert_true
 from tests.fusion_patterns.graphs import Run, graph, normal, value
@@ -29,7 +30,6 @@ SPELLINGS = {
     "default attributes": (FLAT + COUNT + SORT.replace("axis=-1, largest=0, sorted=1", "largest=0"), "int64[N,2]"),
     "Flatten and Squeeze": ("f = Flatten<axis=0>(ids) keys = Squeeze(f, front)" + COUNT + SORT, "int64[N,2]"),
     "a number as count": (FLAT + SORT.replace("count", "eighteen"), "int64[9,2]"),
-    "count by multiplication": (FLAT + "sh = Shape<end=1>(ids) count = Mul(sh, k_vector)" + SORT, "int64[N,2]"),
 }
 
 
@@ -39,7 +39,7 @@ def node(model: ir.Model, op_type: str) -> ir.Node:
 
 @pytest.mark.parametrize(("body", "ids"), SPELLINGS.values(), ids=SPELLINGS)
 def test_permutations(body: str, ids: str) -> None:
-    model = graph(body, "order", ids=ids, eighteen=[18], k_vector=[2], **CONSTANTS)
+    model = graph(body, "order", ids=ids, eighteen=[18], **CONSTANTS)
     permutation = recognise_permutation(node(model, "TopK"), Facts())
     assert isinstance(permutation, Permutation)
     assert (permutation.ids.name, permutation.choices) == ("ids", 2)
@@ -83,9 +83,8 @@ def test_reshaped_from() -> None:
     body = "a = Reshape(x, minus) b = Unsqueeze(a, axis) c = Squeeze(b, axis) y = Flatten<axis=0>(c) z = Transpose(x)"
     model = graph(body, "y z", x="float[3,4]", **CONSTANTS)
     facts = Facts()
-    arguments = (facts,) if reshaped_from.__code__.co_argcount == 2 else ()
-    assert reshaped_from(value(model, "y"), *arguments).name == "x"
-    assert reshaped_from(value(model, "z"), *arguments).name == "z"
+    assert reshaped_from(value(model, "y"), facts).name == "x"
+    assert reshaped_from(value(model, "z"), facts).name == "z"
 
 
 ROWS = {
@@ -111,31 +110,45 @@ def test_rows(body: str, is_rows: bool) -> None:
         assert_true(gather, gather.rows, run)
 
 
-ORDER = FLAT + COUNT + SORT
-DIVIDED = {
-    "of the order": ("d = Div(order, k) y = Gather<axis=0>(x, d)", 1),
-    "of the order by GatherND": ("d = Div(order, k) u = Unsqueeze(d, minus) y = GatherND(x, u)", 1),
+ORDER = FLAT + SORT.replace("count", "eighteen")
+REPEATED = "xu = Unsqueeze(x, axis) xr = Expand(xu, twice) rows = Reshape(xr, folded)"
+GATHERS = {
+    "by order // K": ("d = Div(order, k) y = Gather<axis=0>(x, d)", 1),
+    "by order // K, GatherND": ("d = Div(order, k) u = Unsqueeze(d, minus) y = GatherND(x, u)", 1),
     "two of them": ("d = Div(order, k) y = Gather<axis=0>(x, d) z = Gather<axis=0>(x, d)", 2),
-    "by another number": ("d = Div(order, three) y = Gather<axis=0>(x, d)", 0),
-    "not divided": ("y = Gather<axis=0>(x, order)", 0),
-    "as the source": ("d = Div(order, k) y = Gather<axis=0>(d, d)", 1),
+    "by the order, of repeated rows": (f"{REPEATED} y = Gather<axis=0>(rows, order)", 1),
+    "divided by another number": ("d = Div(order, three) y = Gather<axis=0>(x, d)", 0),
+    "by the order, not repeated": ("y = Gather<axis=0>(more, order)", 0),
+    "by order // K, of repeated rows": (f"{REPEATED} d = Div(order, k) y = Gather<axis=0>(rows, d)", None),
+    "rows tiled, not repeated": ("rows = Tile(x, tiles) y = Gather<axis=0>(rows, order)", 0),
 }
 
 
-@pytest.mark.parametrize(("body", "count"), DIVIDED.values(), ids=DIVIDED)
-def test_gathers_of_tokens(body: str, count: int) -> None:
-    model = graph(ORDER + body, "y", ids="int64[N,2]", x="float[N,5]", three=3, **CONSTANTS)
+@pytest.mark.parametrize(("body", "count"), GATHERS.values(), ids=GATHERS)
+def test_gathers_of_tokens(body: str, count: int | None) -> None:
+    numbers = {"eighteen": [18], "three": 3, "twice": [1, 2, 1], "folded": [-1, 5], "tiles": [2, 1]}
+    model = graph(ORDER + body, "y", ids="int64[9,2]", x="float[9,5]", more="float[18,5]", **numbers, **CONSTANTS)
     facts = Facts()
-    found = divided_gathers(value(model, "order"), 2, facts)
-    assert len(found) == count
+    permutation = recognise_permutation(node(model, "TopK"), facts)
+    assert isinstance(permutation, Permutation)
+    found = sorted_gathers(permutation, facts)
+    assert count is None or len(found) == count
+    run = Run(model, {**IDS, **normal(x=(9, 5), more=(18, 5))})
+    for gather in found:
+        tokens = run.of(permutation.order) // 2
+        np.testing.assert_array_equal(run.of(gather.rows), run.of(gather.source)[tokens])
 
 
-COUNTED = "ms = Shape<end=1>(keys) n = Squeeze(ms) all = Range(zero, n, step)"
+COUNTED = "ms = Shape<end=1>(keys) all = Range(zero, n, step)"
 BUFFER = "b = Expand(zero, ms)"
 INVERSES = {
     "ScatterND": (f"{BUFFER} u = Unsqueeze(order, minus) y = ScatterND(b, u, all)", True),
     "ScatterElements": (f"{BUFFER} y = ScatterElements<axis=0>(b, order, all)", True),
     "ScatterElements over another buffer": ("b = Identity(keys) y = ScatterElements<axis=0>(b, order, all)", True),
+    "the order of the order": ("again, y = TopK<axis=-1, largest=0, sorted=1>(order, eighteen)", True),
+    "the order of the order, downwards": ("again, y = TopK<axis=-1, largest=1, sorted=1>(order, eighteen)", False),
+    "the order of the keys": ("again, y = TopK<axis=-1, largest=0, sorted=1>(keys, eighteen)", False),
+    "the sorted order": ("y, again = TopK<axis=-1, largest=0, sorted=1>(order, eighteen)", False),
     "added": (f"{BUFFER} y = ScatterElements<axis=0, reduction=\"add\">(b, order, all)", False),
     "of another order": (f"{BUFFER} y = ScatterElements<axis=0>(b, keys, all)", False),
     "other numbers": (f"{BUFFER} y = ScatterElements<axis=0>(b, order, keys)", False),
@@ -146,7 +159,7 @@ INVERSES = {
 
 @pytest.mark.parametrize(("body", "is_inverse"), INVERSES.values(), ids=INVERSES)
 def test_inverses(body: str, is_inverse: bool) -> None:
-    model = graph(ORDER + COUNTED + body, "y", ids="int64[N,2]", **CONSTANTS)
+    model = graph(ORDER + COUNTED + body, "y", ids="int64[9,2]", eighteen=[18], n=18, **CONSTANTS)
     assert recognise_inverse(value(model, "y"), value(model, "order"), Facts()) == is_inverse
     if is_inverse:
         run = Run(model, IDS)
@@ -157,5 +170,14 @@ def test_inverses(body: str, is_inverse: bool) -> None:
 def test_an_inverse_over_a_longer_buffer_is_refused() -> None:
     """Its last elements are no positions."""
     body = "twice = Mul(ms, two) b = Expand(zero, twice) u = Unsqueeze(order, minus) y = ScatterND(b, u, all)"
-    model = graph(ORDER + COUNTED + body, "y", ids="int64[N,2]", **CONSTANTS)
+    model = graph(ORDER + COUNTED + body, "y", ids="int64[9,2]", eighteen=[18], **CONSTANTS)
     assert not recognise_inverse(value(model, "y"), value(model, "order"), Facts())
+
+
+def test_all_inverses_of_a_permutation() -> None:
+    body = INVERSES["ScatterND"][0] + "again, z = TopK<axis=-1, largest=0, sorted=1>(order, eighteen)"
+    model = graph(ORDER + COUNTED + body, "y z", ids="int64[9,2]", eighteen=[18], n=18, **CONSTANTS)
+    facts = Facts()
+    permutation = recognise_permutation(node(model, "TopK"), facts)
+    assert isinstance(permutation, Permutation)
+    assert sorted(v.name for v in inverses(permutation, facts)) == ["y", "z"]

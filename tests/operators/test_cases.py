@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.cases import ALL_CASES, RUNNABLE_CASES, case_called
+from tests.cases import ALL_CASES, case_called
 from tests.cases.case import Case
 
 from .compare import compare_all
@@ -37,13 +37,13 @@ def test_names_are_distinct() -> None:
     assert [name for name, times in Counter(map(str, ALL_CASES)).items() if times > 1] == []
 
 
-@pytest.mark.parametrize("case", RUNNABLE_CASES, ids=str)
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_op_run(case: Case) -> None:
     assert compare_all(run_reference(model_of(case, symbolic=False), case.inputs), case.expected) == []
 
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
-@pytest.mark.parametrize("case", RUNNABLE_CASES, ids=str)
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_body(case: Case, symbolic: bool) -> None:
     assert compare_all(run_body(model_of(case, symbolic=symbolic), case.inputs), case.expected) == []
 

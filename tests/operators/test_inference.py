@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 import ascend_onnx
-from tests.cases import RUNNABLE_CASES
+from tests.cases import ALL_CASES
 from tests.cases.case import Case
 
 from .harness import model_of
@@ -25,7 +25,7 @@ def inferred(case: Case, *, symbolic: bool) -> dict[str, onnx.TypeProto.Tensor]:
     return {output.name: output.type.tensor_type for output in model.graph.output}
 
 
-@pytest.mark.parametrize("case", RUNNABLE_CASES, ids=str)
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_sizes(case: Case) -> None:
     for name, tensor in inferred(case, symbolic=False).items():
         expected = case.expected[name]
@@ -33,7 +33,7 @@ def test_sizes(case: Case) -> None:
         assert tuple(dim.dim_value for dim in tensor.shape.dim) == expected.value.shape, name
 
 
-@pytest.mark.parametrize("case", RUNNABLE_CASES, ids=str)
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_names(case: Case) -> None:
     for name, tensor in inferred(case, symbolic=True).items():
         shape = case.expected[name].value.shape

@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cases import QUANTISED
 from tests.oracles import ORACLES, Array
 
 from .compare import compare_within
 from .harness import run_body, run_reference, single_node_model
 from .vectors import VECTORS, Vector, read_vector
 
-RUNNABLE = [path for path in VECTORS if QUANTISED or not read_vector(path).quantised]
 OPSET = 18
 OPSET_OF_E8M0 = 24
 
@@ -48,7 +46,7 @@ def test_oracle(path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["op_run", "static_body", "symbolic_body"])
-@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
 def test_implementation(path: Path, form: str) -> None:
     vector = read_vector(path)
     expected = ORACLES[vector.operator](vector.inputs, vector.attributes)

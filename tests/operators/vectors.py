@@ -49,13 +49,6 @@ class Vector:
     masks: Mapping[str, NDArray[np.bool_]]
     tolerances: Mapping[str, Tolerance]
 
-    @property
-    def quantised(self) -> bool:
-        """Whether the case needs the quantised form of its operator."""
-        if self.operator == "MoeInitRoutingV3":
-            return int(self.attributes["quant_mode"]) != -1
-        return any(a.dtype == np.int8 for a in self.inputs.values())
-
 
 @cache
 def read_vector(path: Path) -> Vector:

@@ -147,6 +147,11 @@ class Acl:
         message = self.library.aclGetRecentErrMsg()
         return None if message is None else message.decode()
 
+    def soc_name(self) -> str:
+        name = self.library.aclrtGetSocName()
+        assert name is not None
+        return str(name.decode())
+
     def malloc(self, size: int) -> int:
         """The address of `size` bytes of device memory."""
         address = Handle()

@@ -12,11 +12,15 @@ from tests.oracles import ORACLES, Array
 from .acl import Acl
 from .launches import DEFAULTS, PARAMETERS, Output, Packed, launch
 
-__all__ = ["nz_of_kn", "nz_of_nk", "product_of", "run_on_device"]
+__all__ = ["NotPackableError", "nz_of_kn", "nz_of_nk", "product_of", "run_on_device"]
 
 PROLOG_WEIGHTS = ("weight_dq", "weight_uq_qr", "weight_dkv_kr")
 PREPROCESS_WEIGHTS = ("wdqkv", "wuq")
 FRACTAL_BYTES, FRACTAL_ROWS = 32, 16
+
+
+class NotPackableError(Exception):
+    """A weight whose sizes are no multiples of a fractal's cannot be given to the device at all."""
 
 
 def product_of(operator: str, attributes: Mapping[str, Any]) -> str:
@@ -28,6 +32,7 @@ def nz_of_kn(matrix: Array) -> Packed:
     """FRACTAL_NZ of a matrix (k, n): (n / w0, k / 16, 16, w0)."""
     k, n = matrix.shape
     width = FRACTAL_BYTES // matrix.dtype.itemsize
+    require_multiples(k, n, width)
     fractals = matrix.reshape(k // FRACTAL_ROWS, FRACTAL_ROWS, n // width, width).transpose(2, 0, 1, 3)
     return Packed(np.ascontiguousarray(fractals), (k, n))
 
@@ -36,19 +41,26 @@ def nz_of_nk(matrix: Array) -> Packed:
     """FRACTAL_NZ of a matrix (n, k): (k / w0, n, w0), stored as (k / w0, n / 16, 16, w0)."""
     n, k = matrix.shape
     width = FRACTAL_BYTES // matrix.dtype.itemsize
+    require_multiples(n, k, width)
     fractals = matrix.reshape(n, k // width, width).transpose(1, 0, 2)
     storage = np.ascontiguousarray(fractals).reshape(k // width, n // FRACTAL_ROWS, FRACTAL_ROWS, width)
     return Packed(storage, (n, k))
 
 
+def require_multiples(rows: int, columns: int, width: int) -> None:
+    if rows % FRACTAL_ROWS or columns % width:
+        raise NotPackableError(f"{rows} rows and {columns} columns are no fractals of {FRACTAL_ROWS} by {width}")
+
+
 def run_on_device(
     acl: Acl, operator: str, inputs: Mapping[str, Array], attributes: Mapping[str, Any]
 ) -> dict[str, Array]:
-    """The outputs that the call has on the device."""
+    """The outputs that the call has on the device.
+
+    Raises `NotPackableError` where there is no such call.
+    """
     values = {**DEFAULTS[operator], **attributes}
     given: dict[str, Array | Packed | None] = dict(inputs)
-    if operator == "SparseFlashAttention" and values["layout_kv"] == "PA_BSND":
-        values["return_softmax_lse"] = 0  # statistics exist with unpaged keys only
     expected = ORACLES[operator](inputs, values)
     outputs: dict[str, Output] = {name: (e.value.shape, e.dtype) for name, e in expected.items()}
     asked = set(outputs)
@@ -57,7 +69,7 @@ def run_on_device(
     elif operator == "MlaPreprocess":
         given = preprocess_inputs(inputs)
     elif operator == "MoeInitRoutingV3":
-        complete_routing(inputs, values, outputs)
+        complete_routing(acl, inputs, values, outputs)
     for parameter in PARAMETERS[operator].split():
         kind, name = parameter.split(":")
         if kind == "out" and name not in outputs:
@@ -85,7 +97,8 @@ def preprocess_inputs(inputs: Mapping[str, Array]) -> dict[str, Array | Packed |
         if weight.ndim == 2:
             given[name] = nz_of_nk(weight)
         else:
-            given[name] = Packed(weight, (weight.size // (weight.shape[0] * weight.shape[-1]), weight.shape[0] * weight.shape[-1]))
+            columns = weight.shape[0] * weight.shape[-1]
+            given[name] = Packed(weight, (weight.size // max(1, columns), columns))
     wuk = inputs["wuk"]
     if wuk.ndim == 4:
         heads, columns, rows, width = wuk.shape
@@ -93,8 +106,12 @@ def preprocess_inputs(inputs: Mapping[str, Array]) -> dict[str, Array | Packed |
     return given
 
 
-def complete_routing(inputs: Mapping[str, Array], values: dict[str, Any], outputs: dict[str, Output]) -> None:
+def complete_routing(
+    acl: Acl, inputs: Mapping[str, Array], values: dict[str, Any], outputs: dict[str, Output]
+) -> None:
     """What a launch passes for the defaults of a node, and holders for the outputs that the node does not produce."""
     if not values.get("active_expert_range"):
         values["active_expert_range"] = [0, values["expert_num"]]
+    if values["active_num"] <= 0 and acl.soc_name().startswith("Ascend950"):
+        values["active_num"] = inputs["expert_idx"].size  # the 950 has no other way to say "no limit"
     outputs.setdefault("expert_tokens_count_or_cumsum", ((0,), np.dtype(np.int64)))

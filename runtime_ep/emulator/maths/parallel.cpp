@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -23,12 +24,18 @@ struct Loop {
     std::atomic<std::int64_t> done{0};
     std::mutex mutex;
     std::condition_variable finished;
+    std::exception_ptr failure;
 
     std::int64_t pieces() const { return (count + grain - 1) / grain; }
 
     void work() {
         for (std::int64_t piece; (piece = next.fetch_add(1)) < pieces();) {
-            (*body)(piece * grain, std::min(count, (piece + 1) * grain));
+            try {
+                (*body)(piece * grain, std::min(count, (piece + 1) * grain));
+            } catch (...) { // whatever it is, it belongs to the thread that waits
+                const std::lock_guard lock(mutex);
+                failure = std::current_exception();
+            }
             if (done.fetch_add(1) + 1 == pieces()) {
                 const std::lock_guard lock(mutex);
                 finished.notify_all();
@@ -39,6 +46,9 @@ struct Loop {
     void wait() {
         std::unique_lock lock(mutex);
         finished.wait(lock, [&] { return done.load() == pieces(); });
+        if (failure) {
+            std::rethrow_exception(failure);
+        }
     }
 };
 
@@ -118,8 +128,8 @@ void parallel_for(
     loop->body = &body;
     helpers.help(loop);
     loop->work();
-    loop->wait();
     helpers.withdraw(loop);
+    loop->wait();
 }
 
 } // namespace ascend_emulator

@@ -38,7 +38,7 @@ std::string recent_message() {
     return message == nullptr ? "" : message;
 }
 
-std::string sentence(const std::string& function, std::int32_t code) {
+std::string failure_of(const std::string& function, std::int32_t code) {
     std::string text = function + " returned " + std::to_string(code);
     if (const std::string words = meaning(code); !words.empty()) {
         text += " (" + words + ")";
@@ -51,10 +51,18 @@ std::string sentence(const std::string& function, std::int32_t code) {
 
 } // namespace
 
-Error::Error(std::string function, std::int32_t code) : std::runtime_error(sentence(function, code)), code_(code) {}
+Error::Error(std::int32_t code, const std::string& failure)
+    : std::runtime_error(failure + "; " + advice(code)),
+      code_(code),
+      failure_(failure) {}
 
-std::string Error::advice() const {
-    switch (code_) {
+Error::Error(const std::string& function, std::int32_t code) : Error(code, failure_of(function, code)) {}
+
+Error::Error(const Error& cause, const std::string& context, const std::string& details)
+    : Error(cause.code_, context + cause.failure_ + details) {}
+
+std::string advice(std::int32_t code) {
+    switch (code) {
     case ACLNN_ERR_PARAM_NULLPTR:
     case ACLNN_ERR_PARAM_INVALID:
     case ACLNN_ERR_INNER_INFERSHAPE_ERROR:

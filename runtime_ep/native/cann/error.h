@@ -8,19 +8,20 @@
 
 namespace cann {
 
-// A call that failed: which function, with which code, and the telling line of aclGetRecentErrMsg.
+// A call that failed: "aclnnX returned 561002 (ACLNN_ERR_INNER_TILING_ERROR, ...): <CANN's words>; <what to do next>".
 class Error : public std::runtime_error {
   public:
-    Error(std::string function, std::int32_t code);
+    Error(const std::string& function, std::int32_t code);
+    // The same failure, with what the caller knows of it: `context` in front, `details` before the advice.
+    Error(const Error& cause, const std::string& context, const std::string& details);
 
     std::int32_t code() const { return code_; }
 
-    // "aclnnX returned 561002 (tiling failed): <CANN's own words>"
-    // The advice is a clause that says what to do next.
-    std::string advice() const;
-
   private:
+    Error(std::int32_t code, const std::string& failure);
+
     std::int32_t code_;
+    std::string failure_; // without the advice
 };
 
 // Throws Error unless `code` is success.
@@ -32,6 +33,9 @@ inline void check(std::int32_t code, const char* function) {
 
 // What a code means, in a few words; empty for an unknown one.
 std::string meaning(std::int32_t code);
+
+// A clause that says what to do next.
+std::string advice(std::int32_t code);
 
 // The line of one of CANN's messages that says what is wrong, freed of codes, process ids and places in its source.
 std::string telling_line(const std::string& message);

@@ -1,0 +1,51 @@
+"""The case tables on the emulated device: what `check` accepts runs and agrees, what it does not is refused alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_onnx import check
+from tests.cases import ALL_CASES
+from tests.cases.case import Case
+from tests.operators.compare import compare_all
+from tests.operators.harness import model_of
+
+from .acl import AclError, device, library_path
+from .emulated import NotPackableError, run_on_device
+
+pytestmark = pytest.mark.skipif(library_path() is None, reason="the emulator is not built")
+
+PRODUCTS = ("a2", "a3", "950")
+RELAXED = ("hidden", "head_dim", "rank")
+INVISIBLE = {"unproduced_output", "epsilon"}
+"""Findings about a node that its launch does not show: an output's holder is always there, an epsilon is ignored."""
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
+def test_case(case: Case) -> None:
+    model = model_of(case, symbolic=False)
+    for product in PRODUCTS:
+        findings = check(model, product)
+        codes = {finding.code for finding in findings if finding.rule not in INVISIBLE}
+        with device(product) as acl:
+            if codes:
+                with pytest.raises((AclError, NotPackableError)) as refused:
+                    run_on_device(acl, case.operator, case.inputs, case.attributes)
+                assert getattr(refused.value, "code", None) in {None, *codes}, [f.message for f in findings]
+            else:
+                assert compare_all(run_on_device(acl, case.operator, case.inputs, case.attributes), case.expected) == []
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
+def test_case_with_bounds_relaxed(case: Case) -> None:
+    for product in PRODUCTS:
+        with device(product, relax=RELAXED) as acl:
+            try:
+                actual = run_on_device(acl, case.operator, case.inputs, case.attributes)
+            except NotPackableError:
+                continue
+            except AclError as refused:
+                assert "GetWorkspaceSize" in refused.function, refused
+            else:
+                expected = {name: e for name, e in case.expected.items() if name in actual or e.value.size}
+                assert compare_all(actual, expected) == []
