@@ -110,11 +110,21 @@ class With:
         return f"{self.name} {' or '.join(map(str, self.values))}"
 
 
+def _limit(words: str, check: Limit) -> Limit:
+    """`check` with `words` as its docstring, from which the documentation is made."""
+    check.__doc__ = words
+    return check
+
+
 def rule(
     code: int, source: str, name: str, *limits: Limit, products: frozenset[Product] = frozenset(Product)
 ) -> Constraint:
     """The constraint that none of `limits` is broken."""
-    return Constraint(name, code, source, lambda call: broken(limit(call) for limit in limits), products)
+
+    def check(call: Call) -> str | None:
+        return broken(limit(call) for limit in limits)
+
+    return Constraint(name, code, source, _limit("\n".join(limit.__doc__ or "" for limit in limits), check), products)
 
 
 def bounded(
@@ -137,7 +147,7 @@ def when(condition: With, limit: Limit) -> Limit:
         sentence = limit(call) if condition(call) else None
         return sentence and f"with {condition.name} {call.attributes[condition.name]}, {sentence}"
 
-    return check
+    return _limit(f"With {condition}: {limit.__doc__}", check)
 
 
 def size(letter: str, accepted: Accepted, *places: Place) -> Limit:
@@ -150,7 +160,7 @@ def size(letter: str, accepted: Accepted, *places: Place) -> Limit:
             if (dim := place(call)) is not None and not _accepts(accepted, dim)
         )
 
-    return check
+    return _limit(f"{letter} is {_words(accepted)} ({_list(places)}).", check)
 
 
 def agree(letter: str, *places: Place) -> Limit:
@@ -164,7 +174,7 @@ def agree(letter: str, *places: Place) -> Limit:
             if dim != known[0][1]
         )
 
-    return check
+    return _limit(f"{letter} is the same everywhere ({_list(places)}).", check)
 
 
 def equal(letter: str, expected: Size, place: Place) -> Limit:
@@ -176,7 +186,7 @@ def equal(letter: str, expected: Size, place: Place) -> Limit:
             return None
         return f"{letter} must be {wanted}, got {dim} in {place}"
 
-    return check
+    return _limit(f"{place} is {letter}.", check)
 
 
 def shape(name: str, *expected: Size | int | None) -> Limit:
@@ -193,7 +203,7 @@ def shape(name: str, *expected: Size | int | None) -> Limit:
         words = ", ".join("any" if dim is None else str(dim) for dim in wanted)
         return None if fits else f"{name} must have the shape ({words}), got {got}"
 
-    return check
+    return _limit(f"{name} has the shape ({_list(expected)}).", check)
 
 
 def ranks(accepted: Mapping[str, Accepted]) -> Limit:
@@ -206,7 +216,7 @@ def ranks(accepted: Mapping[str, Accepted]) -> Limit:
             if (got := call.input(name).rank) is not None and not _accepts(rank, got)
         )
 
-    return check
+    return _limit(" ".join(f"{name} has rank {_words(rank)}." for name, rank in accepted.items()), check)
 
 
 def not_empty(*names: str) -> Limit:
@@ -219,7 +229,7 @@ def not_empty(*names: str) -> Limit:
             if (dims := call.input(name).shape) is not None and 0 in dims
         )
 
-    return check
+    return _limit(f"{_list(names) or 'No input'} {'are not' if names else 'is'} empty.", check)
 
 
 def of_type(names: Iterable[str], *types: ir.DataType) -> Limit:
@@ -232,7 +242,7 @@ def of_type(names: Iterable[str], *types: ir.DataType) -> Limit:
             if (dtype := call.input(name).dtype) is not None and dtype not in types
         )
 
-    return check
+    return _limit(f"{_list(names)}: {' or '.join(map(_type_name, types))}.", check)
 
 
 def same_type(first: str, *others: str) -> Limit:
@@ -246,7 +256,7 @@ def same_type(first: str, *others: str) -> Limit:
             if expected is not None and (dtype := call.input(name).dtype) is not None and dtype != expected
         )
 
-    return check
+    return _limit(f"{_list(others)} have the type of {first}.", check)
 
 
 def given(name: str, condition: With) -> Limit:
@@ -257,7 +267,7 @@ def given(name: str, condition: With) -> Limit:
             return None
         return f"{name} must be given with {condition.name} {call.attributes[condition.name]}, got none"
 
-    return check
+    return _limit(f"{name} is given with {condition}.", check)
 
 
 def absent(name: str, condition: With) -> Limit:
@@ -268,7 +278,7 @@ def absent(name: str, condition: With) -> Limit:
             return None
         return f"{name} must be given with {condition} only, got {condition.name} {call.attributes[condition.name]}"
 
-    return check
+    return _limit(f"{name} is given with {condition} only.", check)
 
 
 def produced(name: str, condition: With) -> Limit:
@@ -279,7 +289,7 @@ def produced(name: str, condition: With) -> Limit:
             return None
         return f"{name} is produced with {condition} only, got {call.attributes[condition.name]}"
 
-    return check
+    return _limit(f"{name} is produced with {condition} only.", check)
 
 
 def attribute(name: str, accepted: Accepted) -> Limit:
@@ -289,7 +299,7 @@ def attribute(name: str, accepted: Accepted) -> Limit:
         value = call.attributes[name]
         return None if _accepts(accepted, value) else f"{name} must be {_words(accepted)}, got {value}"
 
-    return check
+    return _limit(f"{name} is {_words(accepted)}.", check)
 
 
 def _accepts(accepted: Accepted, value: int | str) -> bool:
@@ -307,6 +317,10 @@ def _words(accepted: Accepted) -> str:
         bounds = f"from {accepted[0]} to {accepted[-1]}"
         return bounds if accepted.step == 1 else f"a multiple of {accepted.step} {bounds}"
     return str(accepted)
+
+
+def _list(items: Iterable[object]) -> str:
+    return ", ".join("any" if item is None else str(item) for item in items)
 
 
 def _type_name(dtype: ir.DataType) -> str:

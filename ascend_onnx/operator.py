@@ -192,6 +192,11 @@ class Constraint:
     bound: Bound | None = None
     relaxed: Callable[[Call], str | None] | None = None
 
+    @property
+    def words(self) -> str:
+        """What the limit is, for people: the docstring of `broken`."""
+        return (self.broken.__doc__ or "").strip()
+
 
 Body = Callable[..., Sequence[ir.Value]]
 """`body(op, *inputs)`: traces the maths with an onnxscript `OpBuilder` and returns one value per declared output of the
@@ -228,6 +233,8 @@ class Operator:
     """A numpy implementation for onnx's ReferenceEvaluator, independent of the body."""
     products: frozenset[Product] = frozenset(Product)
     constraints: tuple[Constraint, ...] = field(default=())
+    example: str = ""
+    """A program that builds a model with the operator and runs it, for the documentation."""
 
     def named(self, values: Sequence[_T | None]) -> dict[str, _T]:
         """The inputs of a body by name, without those that are absent."""

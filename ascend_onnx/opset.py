@@ -2,14 +2,14 @@
 
     from ascend_onnx import op
 
-Inputs go by position, `None` for one that is absent in between; attributes go by name, and one that is left out has its
-default. Names and defaults come from the operators' descriptions; nothing has to be registered with onnx.
+Attributes go by name, and one that is left out has its default. Inputs go by position, None for one that is absent in
+between. Names and defaults come from the operators' descriptions; nothing has to be registered with onnx.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import ClassVar
+from itertools import takewhile
 
 from onnx import defs
 from onnxscript.values import Op, Opset
@@ -32,14 +32,13 @@ class _AscendOpset(Opset):
     def __contains__(self, name: object) -> bool:
         return name in OPERATORS
 
-    def __getitem__(self, name: str) -> Op | None:
-        return Op(self, name, _script_schema(name)) if name in OPERATORS else None
+    def __getitem__(self, name: str) -> Op:
+        return self.__getattr__(name)
 
     def __getattr__(self, name: str) -> Op:
-        found = self[name]
-        if found is None:
+        if name not in OPERATORS:
             raise AttributeError(f"{DOMAIN} has no operator {name}, but {', '.join(OPERATORS)}")
-        return found
+        return Op(self, name, _script_schema(name))
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *OPERATORS]
@@ -47,27 +46,25 @@ class _AscendOpset(Opset):
 
 @cache
 def _script_schema(name: str) -> defs.OpSchema:
-    """The schema by which onnxscript reads a call: every positional argument is an input, every named one an attribute.
+    """The schema by which onnxscript reads a call: whatever stands behind the first optional input has no name.
 
-    With the inputs declared one by one, onnxscript would also take them by name, but close the gaps that absent ones
-    leave, so that those behind would become other inputs.
+    onnxscript takes inputs by name too, but closes the gaps that absent ones leave, so that those behind would silently
+    become other inputs. Only the first optional input cannot have a gap before it.
     """
     full = schema(OPERATORS[name])
+    option = defs.OpSchema.FormalParameterOption
+    required = len(list(takewhile(lambda parameter: parameter.option == option.Single, full.inputs)))
     types = sorted({dtype for constraint in full.type_constraints for dtype in constraint.allowed_type_strs})
-    inputs = defs.OpSchema.FormalParameter(
-        "inputs",
-        "T",
-        "The inputs in order, None where one is absent.",
-        param_option=defs.OpSchema.FormalParameterOption.Variadic,
-        is_homogeneous=False,
+    others = defs.OpSchema.FormalParameter(
+        "inputs", "T", "The other inputs, None where one is absent.", param_option=option.Variadic, is_homogeneous=False
     )
     constraints = [(c.type_param_str, c.allowed_type_strs, c.description) for c in full.type_constraints]
     return defs.OpSchema(
         name,
         DOMAIN,
         VERSION,
-        full.doc,
-        inputs=[inputs],
+        OPERATORS[name].description,
+        inputs=[*full.inputs[: required + 1], others],
         outputs=full.outputs,
         type_constraints=[("T", types, "Any type of an input."), *constraints],
         attributes=list(full.attributes.values()),

@@ -142,12 +142,19 @@ def recognise_rows(attention: ir.Value, statistics: Sequence[Element], facts: Fa
     expected = [Digit(axis) for axis in range(last) if dims[axis] != 1]
     expected += [] if inside is None else [Digit(last, head_size)]
     for element in statistics:
-        if sorted(_digits(element), key=lambda digit: digit.axis) != expected:
+        if not _is_one_per_row(element, expected, facts):
             return miss("merge-layout", element.value, "one statistic for each row of the attention", "another layout")
     beside = dims[-2] if len(dims) > 2 else 1
     heads = beside if inside is None else width // head_size
     stored = _stored(statistics, facts) if len(dims) == 3 and len(statistics) == 4 else None
     return AttentionRows(dims, heads if isinstance(heads, int) else 1, head_size, inside is not None, stored)
+
+
+def _is_one_per_row(element: Element, rows: Sequence[Digit], facts: Facts) -> bool:
+    """Whether a statistic has exactly these axes, and perhaps lanes behind them, of which one is read."""
+    lanes = [axis for axis, size in enumerate(sizes(element.value, facts) or ()) if size != 1]
+    read = [axis for axis in lanes if isinstance(element.index[axis], int)]
+    return sorted(_digits(element), key=lambda digit: digit.axis) == rows and read in ([], [len(element.index) - 1])
 
 
 def _stored(statistics: Sequence[Element], facts: Facts) -> tuple[int, ...] | None:

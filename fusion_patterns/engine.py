@@ -150,7 +150,7 @@ def apply(
     """Replace every match, drop what nothing reads any more, restore topological order; the new nodes of the domain."""
     if not matches:
         return []
-    emitter = Emitter(graph)
+    emitter, sweep = Emitter(graph), _Sweep(graph)
     made: list[tuple[Match, list[ir.Node], list[ir.Node]]] = []
     for done, match in enumerate(matches):
         progress(done, len(matches))
@@ -159,14 +159,15 @@ def apply(
         made.append((match, [node for node in emitter.nodes[before:] if node.domain], old))
         for result, value in replacements.items():
             _replace(result, value)
-    emitter.commit()
     entries: list[tuple[Fused, ir.Node]] = []
     for match, nodes, old in made:
-        dead = _remove_dead(graph, [value.producer() for value in match.results])
-        gone = [label(node) for node in [*dead, *_release_shapes(graph, match, old, emitter)]]
-        kept = [value.name or "" for value in match.absorbed if _is_alive(value, graph)]
+        dead = sweep.drop([value.producer() for value in match.results])
+        gone = [label(node) for node in [*dead, *_release_shapes(match, old, emitter, sweep)]]
+        kept = [value.name or "" for value in match.absorbed if sweep.is_alive(value.producer())]
         anchor, assumed = label(match.anchor), list(match.assumed)
         entries.extend((Fused(n.op_type, "", anchor, gone, match.validated, assumed, kept), n) for n in nodes)
+    sweep.finish()
+    emitter.commit()
     graph.sort()
     return entries
 
@@ -213,28 +214,21 @@ def planned(match: Match) -> list[Fused]:
     ]
 
 
-def _release_shapes(graph: ir.Graph, match: Match, old: list[ir.Node], emitter: Emitter) -> list[ir.Node]:
-    """Remove nodes of the match that only Shape still reads; what Shape yields is computed from elsewhere."""
-    removed: list[ir.Node] = []
+def _release_shapes(match: Match, old: list[ir.Node], emitter: Emitter, sweep: _Sweep) -> list[ir.Node]:
+    """Drop nodes of the match that only Shape still reads; what Shape yields is computed from elsewhere."""
+    dropped: list[ir.Node] = []
     if match.shape_of is None:
-        return removed
+        return dropped
     for node in reversed(old):
         shapes = [use.node for output in node.outputs for use in output.uses()]
         outputs = any(output.is_graph_output() for output in node.outputs)
-        if node.graph is not graph or outputs or not shapes or any(reader.op_type != "Shape" for reader in shapes):
+        if not sweep.is_alive(node) or outputs or not shapes or any(reader.op_type != "Shape" for reader in shapes):
             continue
-        computed = [(shape, match.shape_of(emitter, shape)) for shape in shapes]
-        emitter.commit()
-        for shape, value in computed:
+        for shape, value in [(shape, match.shape_of(emitter, shape)) for shape in shapes]:
             if value is not None:
                 _replace(shape.outputs[0], value)
-                removed.extend(_remove_dead(graph, [shape]))
-    return removed
-
-
-def _is_alive(value: ir.Value, graph: ir.Graph) -> bool:
-    node = value.producer()
-    return node is not None and node.graph is graph
+                dropped.extend(sweep.drop([shape]))
+    return dropped
 
 
 def _replace(old: ir.Value, new: ir.Value) -> None:
@@ -247,24 +241,41 @@ def _replace(old: ir.Value, new: ir.Value) -> None:
         new.shape, new.type = old.shape, old.type
 
 
-def _remove_dead(graph: ir.Graph, suspects: Sequence[ir.Node | None]) -> list[ir.Node]:
-    """Remove the suspects that nothing reads, and what then becomes unread; also their initializers."""
-    removed: list[ir.Node] = []
-    stack = list(suspects)
-    while stack:
-        node = stack.pop()
-        if node is None or node.graph is not graph:
-            continue
-        if any(output.uses() or output.is_graph_output() for output in node.outputs):
-            continue
-        inputs = [value for value in node.inputs if value is not None]
-        graph.remove(node, safe=True)
-        removed.append(node)
-        for value in inputs:
-            stack.append(value.producer())
-            if value.is_initializer() and not value.uses() and not value.is_graph_output():
-                graph.initializers.pop(value.name or "", None)
-    return removed
+class _Sweep:
+    """Nodes that nothing reads any more, taken out of a graph together: a removal looks at all outputs of the graph."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._dead: set[ir.Node] = set()
+
+    def is_alive(self, node: ir.Node | None) -> bool:
+        """Whether a node of the graph has not been dropped."""
+        return node is not None and node.graph is self._graph and node not in self._dead
+
+    def drop(self, suspects: Sequence[ir.Node | None]) -> list[ir.Node]:
+        """Drop the suspects that nothing reads, and what then becomes unread; also their initializers."""
+        dropped: list[ir.Node] = []
+        stack = list(suspects)
+        while stack:
+            node = stack.pop()
+            if node is None or not self.is_alive(node):
+                continue
+            if any(output.uses() or output.is_graph_output() for output in node.outputs):
+                continue
+            self._dead.add(node)
+            dropped.append(node)
+            for index, value in enumerate(node.inputs):
+                if value is None:
+                    continue
+                node.replace_input_with(index, None)
+                stack.append(value.producer())
+                if value.is_initializer() and not value.uses() and not value.is_graph_output():
+                    self._graph.initializers.pop(value.name or "", None)
+        return dropped
+
+    def finish(self) -> None:
+        """Take the dropped nodes out of the graph."""
+        self._graph.remove(self._dead)
 
 
 def timed(seconds: dict[str, float], name: str) -> Timer:

@@ -6,6 +6,7 @@ normalised expressions are (equal names mean equal sizes).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
@@ -68,7 +69,13 @@ def same_dim(left: Dimension | None, right: Dimension | None) -> bool:
         return left == right
     if any(isinstance(dim, ir.SymbolicDim) and dim.value is None for dim in (left, right)):
         return False
-    return left == right or _simplest(left) == _simplest(right)
+    if left == right:
+        return True
+    return _symbols(left) == _symbols(right) and _simplest(left) == _simplest(right)
+
+
+def _symbols(dim: Dimension) -> set[str]:
+    return set() if isinstance(dim, int) else set(re.findall(r"[A-Za-z_]\w*", dim.value or ""))
 
 
 def _simplest(dim: Dimension) -> Dimension:
@@ -94,7 +101,7 @@ class Facts:
         """
         self.assumed = frozenset(assumed)
         self.only = only
-        self._shapes = shapes or {}
+        self.better_shapes = shapes or {}
         self._memory: dict[tuple[Hashable, int], Any] = {}
         self._alive: list[ir.Value] = []
 
@@ -164,8 +171,7 @@ class Facts:
 
     def shape(self, value: ir.Value) -> tuple[Dimension, ...] | None:
         """The shape, None when the rank is unknown. Dimensions about which nothing is known are nameless symbols."""
-        shape = self._shapes.get(value, value.shape)
-        return None if shape is None else tuple(_number(dim) for dim in shape)
+        return self.remember("shape", value, _shape)
 
     def rank(self, value: ir.Value) -> int | None:
         return None if value.shape is None else len(value.shape)
@@ -196,6 +202,11 @@ class Facts:
         if depth > _DEEPEST:
             return None
         return self.remember("symbolic", value, lambda v, _: _evaluate(self, v, depth))
+
+
+def _shape(value: ir.Value, facts: Facts) -> tuple[Dimension, ...] | None:
+    shape = facts.better_shapes.get(value, value.shape)
+    return None if shape is None else tuple(dim if type(dim) is int else _number(dim) for dim in shape)
 
 
 def _number(dim: Dimension) -> Dimension:

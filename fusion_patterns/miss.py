@@ -32,6 +32,7 @@ CODES: dict[str, str] = {
     "experts-missing": "The graph has fewer experts than its router knows: the export lost some.",
     "expert-count-unknown": "Nothing in the graph says how many experts there are.",
     "permutation-unrecognised": "The sorted expert ids are not used to gather rows of one hidden state.",
+    "permutation-absent": "Expert results are put back in token order, but nothing in the graph sorted the tokens.",
     "experts-unrecognised": "The rows after routing do not run through one product per expert on consecutive slices.",
     "combine-unrecognised": "The expert results are not weighted and put back in token order as routing implies.",
     "merge-weights": "Two attentions are weighted by exponentials, but not by their shares of a common softmax sum.",

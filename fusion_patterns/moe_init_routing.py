@@ -30,6 +30,7 @@ from fusion_patterns.lift.expert_network import ON_ROWS, recognise_network
 from fusion_patterns.lift.looped_experts import ExpertLoop, LoopedExperts, recognise_loop
 from fusion_patterns.lift.permutation import recognise_permutation
 from fusion_patterns.lift.router import Router, recognise_router, same_rows
+from fusion_patterns.lift.unpermutation import recognise_unsorted_combine
 from fusion_patterns.miss import Miss, miss
 from fusion_patterns.moe_grouped import grouped_match, is_grouped, recognise_grouped_experts
 from fusion_patterns.moe_permutation import permutation_match
@@ -45,7 +46,10 @@ class MoeInitRouting:
 
     name = "moe_init_routing"
     operators = ("MoeInitRoutingV3",)
-    anchors = ("TopK", "Gather", "GatherND", "Equal", "OneHot", "ScatterElements", "NonZero")
+    anchors = (
+        *("TopK", "Gather", "GatherND", "Equal", "OneHot", "ScatterElements", "NonZero"),
+        *("ReduceSum", "ScatterND"),
+    )
 
     def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
         outcome = _FORMS[node.op_type](self.name, node, facts)
@@ -159,6 +163,8 @@ def _dense_block(fusion: str, anchor: ir.Node, ids: ir.Value, facts: Facts) -> O
     if not isinstance(found, WeightedSum):
         return found
     router = recognise_router(ids, facts)
+    if router is None and len(found.outputs) < 2:
+        return None
     reason = _wrong_experts(found.outputs, found.experts, router, anchor)
     if reason is not None:
         return reason
@@ -222,6 +228,11 @@ def _looped_block(fusion: str, anchor: ir.Node, loop: ExpertLoop, facts: Facts) 
     return routed_match(fusion, RoutedExperts(tokens, network, loop.weights, loop.total, anchor), facts)
 
 
+def _unsorted(_fusion: str, node: ir.Node, facts: Facts) -> Outcome:
+    """What looks like the end of a block that begins outside of the graph."""
+    return recognise_unsorted_combine(node, facts)
+
+
 _FORMS: dict[str, Callable[[str, ir.Node, Facts], Outcome]] = {
     "TopK": _sorted,
     "Gather": _batched,
@@ -230,4 +241,6 @@ _FORMS: dict[str, Callable[[str, ir.Node, Facts], Outcome]] = {
     "OneHot": _dense,
     "ScatterElements": _dense,
     "NonZero": _looped,
+    "ReduceSum": _unsorted,
+    "ScatterND": _unsorted,
 }

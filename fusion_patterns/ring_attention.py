@@ -18,7 +18,7 @@ from fusion_patterns.attention_rows import LANES, AttentionRows, cast, recognise
 from fusion_patterns.emit import Emitter
 from fusion_patterns.engine import Candidate, Match
 from fusion_patterns.graph import Facts, is_op
-from fusion_patterns.lift.indexed import sizes
+from fusion_patterns.lift.indexed import Size, sizes
 from fusion_patterns.lift.merged_statistics import MergedStatistic, StatisticKind, find_merged_statistics
 from fusion_patterns.lift.partial_attention import Partial, PartialMerge, recognise_partial_merge
 from fusion_patterns.miss import Miss, miss
@@ -69,11 +69,11 @@ def _match(node: ir.Node, merge: PartialMerge, facts: Facts) -> Match | Miss:
     rows = recognise_rows(merge.merged, given, facts)
     if isinstance(rows, Miss):
         return rows
-    statistics = [found for found in find_merged_statistics(merge, facts) if rows.covered_by(found.index)]
+    statistics = [found for found in find_merged_statistics(merge, facts) if _can_be_laid_out(found, rows, facts)]
     boundary: dict[ir.Value, str | None] = {part.attention: None for part in parts}
     boundary.update({part.maximum.value: "lanes" if rows.stored else None for part in parts})
     boundary.update({part.sum.value: "positive_lanes" for part in parts if part.sum is not None})
-    lanes = rows.stored is not None or any(_has_lanes(statistic, facts) for statistic in statistics)
+    lanes = rows.stored is not None or any(_repeated(statistic, facts) for statistic in statistics)
     replacement = _Replacement(node, merge, rows, statistics, {value: _reading(value) for value in boundary}, facts)
     return Match(
         RingAttention.name,
@@ -86,10 +86,15 @@ def _match(node: ir.Node, merge: PartialMerge, facts: Facts) -> Match | Miss:
     )
 
 
-def _has_lanes(statistic: MergedStatistic, facts: Facts) -> bool:
-    """Whether a statistic has an axis that is neither one of rows nor of size 1."""
+def _can_be_laid_out(statistic: MergedStatistic, rows: AttentionRows, facts: Facts) -> bool:
+    """Whether a statistic is the operator's in another order, perhaps in lanes."""
+    return rows.covered_by(statistic.index) and _repeated(statistic, facts) in ([], [LANES])
+
+
+def _repeated(statistic: MergedStatistic, facts: Facts) -> list[Size | None]:
+    """Sizes of the axes of a statistic that are neither rows nor of size 1."""
     dims = sizes(statistic.value, facts) or ()
-    return any(isinstance(entry, int) and size != 1 for entry, size in zip(statistic.index, dims, strict=True))
+    return [size for entry, size in zip(statistic.index, dims, strict=True) if isinstance(entry, int) and size != 1]
 
 
 def _reading(value: ir.Value) -> Callable[[], ir.Value]:
@@ -185,7 +190,7 @@ class _Replacement:
         like = self.inputs[self.merge.prev.attention]()
         return cast(emit, self.rows.statistic_out(emit, lane, statistic.index, dims, like), dtype)
 
-    def _is_stored(self, statistic: MergedStatistic, dims: Sequence[int | str | None]) -> bool:
+    def _is_stored(self, statistic: MergedStatistic, dims: Sequence[Size | None]) -> bool:
         return statistic.index == self.merge.prev.maximum.index and dims[-1] == LANES
 
 

@@ -496,6 +496,7 @@ _SCENARIO_SCALES: Mapping[tuple[str, ...], tuple[str, ...]] = {
 
 
 def _unknown_scenario(call: Call) -> str | None:
+    """The int8 inputs are those of one of the five scenarios."""
     int8 = _Form.of(call).int8
     if any(call.input(name).dtype is None for name in _TYPED) or int8 in _SCENARIO_SCALES:
         return None
@@ -504,6 +505,7 @@ def _unknown_scenario(call: Call) -> str | None:
 
 
 def _wrong_scales(call: Call) -> str | None:
+    """The scales are those that the scenario needs; smooth_scales_cq may be given where anything is int8."""
     int8 = _Form.of(call).int8
     needed = _SCENARIO_SCALES.get(int8, ())
     scales = [name for name in call.inputs if "_scale" in name]
@@ -517,6 +519,7 @@ def _wrong_scales(call: Call) -> str | None:
 
 
 def _wrong_token_ranks(call: Call) -> str | None:
+    """rope_sin and rope_cos have the rank of token_x, cache_index one less."""
     rank = call.input("token_x").rank
     if rank is None:
         return None
@@ -524,6 +527,7 @@ def _wrong_token_ranks(call: Call) -> str | None:
 
 
 def _unproduced_scale(call: Call) -> str | None:
+    """dequant_scale_q_nope is produced where token_x and kv_cache are both int8 only."""
     if not call.has("dequant_scale_q_nope") or _Form.of(call).query_int8:
         return None
     return "dequant_scale_q_nope exists only when token_x and kv_cache are both int8"
@@ -542,11 +546,14 @@ def _tokens_of_rank(rank: int) -> Callable[[Call, str], tuple[Dim, ...] | None]:
 
 
 class _TokenCount(Size):
-    """T or B * S."""
+    """T, or B * S."""
 
     def __call__(self, call: Call) -> int | None:
         count = product(*(_token_dims(call) or (None,)))
         return count if isinstance(count, int) else None
+
+    def __str__(self) -> str:
+        return "the number of tokens"
 
 
 _at = partial(Place, shape_of=_logical_shape)
@@ -570,7 +577,7 @@ _CONSTRAINTS = (
     _types("scale", _wrong_scales),
     _types("unproduced_output", _unproduced_scale),
     _agreement("rank", ranks(_RANKS), ranks(dict.fromkeys(_PACKABLE, (2, 4))), _wrong_token_ranks),
-    _agreement("tokens", agree("T (B, S)", *_FIRST), agree("T (S)", *_LAST)),
+    _agreement("tokens", agree("T or B", *_FIRST), agree("T or S", *_LAST)),
     _agreement(
         "sizes",
         agree("He", *_HE),

@@ -479,17 +479,20 @@ _TOKENS, _WIDTH = Place("x", 0), Place("x", 1)
 
 
 def _wrong_smoothing(call: Call) -> str | None:
+    """scale has a row of H for each expert of the active range, or one for all."""
     form = _Form.of(call)
     shared = call.input("scale").dim(0) == 1
     return shape("scale", 1 if shared else form.end - form.start, _WIDTH)(call)
 
 
 def _wrong_expert_num(call: Call) -> str | None:
+    """expert_num is at most 10240, with expert_tokens_num_type 2 at most 5120."""
     largest = 5120 if call.attributes["expert_tokens_num_type"] == 2 else 10240
     return attribute("expert_num", range(largest + 1))(call)
 
 
 def _wrong_range(call: Call) -> str | None:
+    """active_expert_range is [start, end] within 0 and expert_num; with drop_pad_mode 1 it is [0, expert_num]."""
     bounds, experts = call.attributes.get("active_expert_range"), call.attributes["expert_num"]
     if not bounds:
         return None
@@ -501,12 +504,14 @@ def _wrong_range(call: Call) -> str | None:
 
 
 def _wrong_active_num(call: Call) -> str | None:
+    """active_num is -1 or 0 (no limit) or positive."""
     active = call.attributes["active_num"]
     return None if active >= -1 else f"active_num must be -1 or 0 (no limit) or positive, got {active}"
 
 
 def _limited_rows(call: Call) -> str | None:
-    # "No limit" is fine: a launch passes N*K for it, which is known by then.
+    """active_num does not limit: it is -1, 0 or N * K."""
+    # "No limit" is fine: a launch passes N * K for it, which is known by then.
     active, assignments = call.attributes["active_num"], (Place("expert_idx", 0) * Place("expert_idx", 1))(call)
     if active <= 0 or assignments in (None, active):
         return None
@@ -514,6 +519,7 @@ def _limited_rows(call: Call) -> str | None:
 
 
 def _wrong_capacity(call: Call) -> str | None:
+    """expert_capacity is from 1 to N."""
     capacity, tokens = call.attributes["expert_capacity"], _TOKENS(call)
     if capacity >= 1 and (tokens is None or capacity <= tokens):
         return None
@@ -521,6 +527,7 @@ def _wrong_capacity(call: Call) -> str | None:
 
 
 def _unproduced_scale(call: Call) -> str | None:
+    """expanded_scale is produced with quant_mode 1, 2, 3 or, given a scale, -1 only."""
     if not call.has("expanded_scale") or _has_scale(call):
         return None
     mode = call.attributes["quant_mode"]

@@ -489,6 +489,7 @@ def _at(axis: int, *names: str) -> list[Place]:
 
 
 def _undivided_page(call: Call) -> str | None:
+    """The block size is divisible by sparse_block_size."""
     page, block = Place("key", 1)(call), call.attributes["sparse_block_size"]
     if page is None or block < 1 or page % block == 0:
         return None

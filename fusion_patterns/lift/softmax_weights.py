@@ -16,6 +16,7 @@ import onnx_ir as ir
 from fusion_patterns.graph import Facts, is_op
 from fusion_patterns.lift.exponentials import Ratio, Term
 from fusion_patterns.lift.indexed import (
+    Digit,
     Element,
     Index,
     Size,
@@ -343,9 +344,8 @@ def _is_softmax_sum(ratio: Ratio, dims: Sequence[Size | None]) -> bool:
 
 def reads_last_axis(element: Element, dims: Sequence[Size | None]) -> bool:
     """Whether the element is another one at every place along the last axis that is not of size 1."""
-    last = max((axis for axis, size in enumerate(dims) if size != 1), default=None)
-    digits = [digit for entry in element.index if not isinstance(entry, int) for digit in entry]
-    return any(digit.axis == last and digit.over == 1 for digit in digits)
+    last = max((axis for axis, size in enumerate(dims) if size != 1), default=-1)
+    return any(Digit(last) in entry for entry in element.index if not isinstance(entry, int))
 
 
 def _sum_of_two_exponentials(power: Ratio, dims: Sequence[Size | None], facts: Facts) -> Ratio | None:

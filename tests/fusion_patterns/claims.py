@@ -129,7 +129,10 @@ def softmax(scores: Array) -> Array:
 def _(description: Contraction, run: Run) -> Array:
     """A broadcasting axis of an operand keeps no label of its own."""
     sides = [
-        (run.of(side.value).squeeze(tuple(i for i, label in enumerate(side.labels) if label == "1")), side.labels.replace("1", ""))
+        (
+            run.of(side.value).squeeze(tuple(i for i, label in enumerate(side.labels) if label == "1")),
+            side.labels.replace("1", ""),
+        )
         for side in (description.left, description.right)
     ]
     assert "1" not in description.labels
@@ -154,7 +157,9 @@ def attended(description: Attention, query: Array, key: Array, value: Array, run
 
 @claimed.register
 def _(description: Attention, run: Run) -> Array:
-    return attended(description, *(claimed(side, run) for side in (description.query, description.key, description.value)), run)
+    return attended(
+        description, *(claimed(side, run) for side in (description.query, description.key, description.value)), run
+    )
 
 
 @claimed.register
@@ -166,7 +171,7 @@ def _(description: CausalMask, run: Run) -> Array:
 
 @claimed.register
 def _(description: Selection, run: Run) -> Array:
-    """The visible keys (B, 1, S, T); the indices must put hidden keys behind visible ones, and those by falling score."""
+    """The visible keys (B, 1, S, T). In the indices hidden keys must stand last, visible ones by falling score."""
     indices, scores = run.of(description.indices), run.of(description.scores)
     causal = np.broadcast_to(claimed(description.causal, run), scores.shape)
     selected = np.zeros(scores.shape, bool)
@@ -235,7 +240,9 @@ def _(description: LatentAttention, run: Run) -> Array:
     rotated = claimed(attention.query, run)[..., query.nope :]
     close(np.sort(rotated.reshape(-1)), np.sort(claimed(query.rope, run).reshape(-1)))
     expansion = claimed(path.expansion.weight, run).reshape(latent_size, path.heads, path.nope + path.value_size)
-    to_keys, to_values = (part.transpose(1, 0, 2) for part in (expansion[..., : path.nope], expansion[..., path.nope :]))
+    to_keys, to_values = (
+        part.transpose(1, 0, 2) for part in (expansion[..., : path.nope], expansion[..., path.nope :])
+    )
     absorbed = np.concatenate([nope @ to_keys.swapaxes(-1, -2), rotated], -1)
     return attended(attention, absorbed, np.concatenate([latent, rotated_keys], -1), latent @ to_values, run)
 
@@ -267,4 +274,6 @@ def assert_true(description: Any, value: ir.Value, run: Run, tolerance: float = 
     if isinstance(description, Permutation):
         assert description.order is value
     assert actual.shape == expected.shape
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(1.0, float(np.abs(expected).max(initial=0))))
+    np.testing.assert_allclose(
+        actual, expected, rtol=0, atol=tolerance * max(1.0, float(np.abs(expected).max(initial=0)))
+    )

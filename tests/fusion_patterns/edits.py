@@ -82,7 +82,7 @@ class Editor:
         node.replace_input_with(second, one)
 
     def instead_of(self, old: str, new: ir.Value, readers: tuple[str, ...] = ()) -> None:
-        """All readers of `old`, or those that compute `readers`, read `new`. Nodes that were added keep what they read."""
+        """All readers of `old`, or those that compute `readers`, read `new`; nodes that were added do not change."""
         for use in list(self[old].uses()):
             named = not readers or any(output.name in readers for output in use.node.outputs)
             if named and use.node not in self._made:

@@ -70,7 +70,11 @@ def test_unchanged_weights_stay_in_place(beside: Callable[[str], tuple[Path, Pat
     assert shared
     for weight in shared:
         old, new = before[weight], after[weight]
-        assert (Path(new.location).name, new.offset or 0, new.nbytes) == (path.with_suffix(".weights").name, old.offset or 0, old.nbytes)
+        assert (Path(new.location).name, new.offset or 0, new.nbytes) == (
+            path.with_suffix(".weights").name,
+            old.offset or 0,
+            old.nbytes,
+        )
 
 
 def test_experts_are_slices_of_the_stack(beside: Callable[[str], tuple[Path, Path]]) -> None:
@@ -122,7 +126,9 @@ def test_absorbed_weights_are_the_parts_of_the_expansion(beside: Callable[[str],
     """W_UK (N, D, Hckv) and W_UV (N, Hckv, Dv) put together again are kv_b (Hckv, N * (D + Dv))."""
     path, fused = beside("attn_dsv3_decode_sdpa_op18_opt")
     new = {tuple(map(int, t.shape)): t.numpy() for t in written(fused).values()}
-    expansion = next(t for t in external(load(path)).values() if tuple(map(int, t.shape)) == (512, 1024) and t.name == "val_116")
+    expansion = next(
+        t for t in external(load(path)).values() if tuple(map(int, t.shape)) == (512, 1024) and t.name == "val_116"
+    )
     keys, values = new[(4, 128, 512)].transpose(2, 0, 1), new[(4, 512, 128)].transpose(1, 0, 2)
     np.testing.assert_array_equal(np.concatenate([keys, values], -1).reshape(512, 1024), expansion.numpy())
 

@@ -14,6 +14,7 @@ import pytest
 import ascend_onnx
 from ascend_onnx.compare import compare_outputs
 from ascend_onnx.convert import to_float32
+from ascend_onnx.errors import InputError
 from ascend_onnx.session import CpuSession
 from ascend_onnx.storage import load, save
 from fusion_patterns import Report, find, fuse
@@ -154,7 +155,10 @@ def test_equal_at_two_sets_of_dimensions(corpus: Corpus, fused: Fused, name: str
 @pytest.mark.parametrize("name", BFLOAT16)
 def test_equal_in_float32(corpus: Corpus, fused: Fused, name: str) -> None:
     original, after = to_float32(load(corpus(name))), to_float32(fused(name)[0].clone())
-    feeds = {k: v.astype(np.float32) if v.dtype.kind == "V" or "bfloat" in str(v.dtype) else v for k, v in corpus_feeds(name, sizes(name)[1]).items()}
+    feeds = {
+        k: v.astype(np.float32) if v.dtype.kind == "V" or "bfloat" in str(v.dtype) else v
+        for k, v in corpus_feeds(name, sizes(name)[1]).items()
+    }
     expected, actual = CpuSession(original).run(feeds), CpuSession(after).run(feeds)
     assert all(c.within for c in compare_outputs(expected, actual))
 
@@ -176,7 +180,9 @@ def expansions(model: ir.Model) -> list[str]:
     found = []
     for node in model.graph:
         weights = [v for v in node.inputs if v is not None and v.is_initializer() and v.shape is not None]
-        if node.op_type in ("MatMul", "Gemm") and any(sorted(map(str, w.shape)) == ["1024", "512"] and len(w.shape) == 2 for w in weights):
+        if node.op_type in ("MatMul", "Gemm") and any(
+            sorted(map(str, w.shape)) == ["1024", "512"] and len(w.shape) == 2 for w in weights
+        ):
             found.append(node.name or "")
     return found
 
@@ -201,7 +207,11 @@ def test_experts_use_their_weights_where_they_lie(fused: Fused, name: str) -> No
             assert data.name == "model.embed_tokens.weight" or not data.is_initializer()
             producer = indices.producer()
             assert producer is None or producer.op_type != "Range"
-    matrices = [node for node in model.graph if node.op_type == "MatMul" and (node.inputs[1].name or "").startswith("transpose_")]
+    matrices = [
+        node
+        for node in model.graph
+        if node.op_type == "MatMul" and (node.inputs[1].name or "").startswith("transpose_")
+    ]
     assert len(matrices) == 16
     assert not any(node.op_type == "Split" and node.inputs[0].is_initializer() for node in model.graph)
 
@@ -311,6 +321,18 @@ def test_a_proto_fuses_like_the_ir(corpus: Corpus, name: str) -> None:
     feeds = corpus_feeds(name)
     after = CpuSession(proto).run(feeds)
     assert all(c.within for c in compare_outputs(CpuSession(model).run(feeds), after))
+
+
+def test_a_proto_without_its_weights_is_refused_or_fused(corpus: Corpus) -> None:
+    """Its weights are named relative to a folder that a proto does not know."""
+    proto = onnx.load(corpus("attn_dsv3_decode_sdpa_op18_opt"), load_external_data=False)
+    before = proto.SerializeToString()
+    try:
+        report = fuse(proto, validate="none")
+    except InputError:
+        assert proto.SerializeToString() == before
+    else:
+        assert report.counts == {MLA: 1}
 
 
 def test_report_json(fused: Fused) -> None:

@@ -1,7 +1,7 @@
 """Graphs that are almost what a fusion knows: whatever is fused, every output stays what it was.
 
-All edits are fused without validation, so that only matching decides. An edit's name says what it does; `MISS` is the
-code of the Miss it must become, None when the graph still fuses.
+All edits are fused without validation, so that only matching decides. Where a table gives the code of a Miss, the edit
+must become that Miss; elsewhere it may fuse or not, as long as all results stay.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import pytest
 
 from ascend_onnx.operator import Operator
 from ascend_onnx.storage import load
-from fusion_patterns import absorbed_attention, fuse, moe_grouped, sparse_flash_attention, weights
-from tests.fusion_patterns.edits import Edit, Editor, edited, fused_after, part
+from fusion_patterns import fuse, weights
+from fusion_patterns.emit import Emitter
+from tests.fusion_patterns.edits import Edit, Editor, fused_after, part
 from tests.models import corpus_feeds
 
 Corpus = Callable[[str], Path]
@@ -172,7 +173,11 @@ def mask_first(e: Editor) -> None:
 
 def product_of_others_as_mask(e: Editor) -> None:
     """Both operands of the Add are products of two values."""
-    e.read("val_203", 1, e.add("MatMul", "attention_mask", e.add("MatMul", "val_201", "val_201", like="val_202"), like="val_202"))
+    e.read(
+        "val_203",
+        1,
+        e.add("MatMul", "attention_mask", e.add("MatMul", "val_201", "val_201", like="val_202"), like="val_202"),
+    )
 
 
 def other_order_of_past(e: Editor) -> None:
@@ -242,10 +247,22 @@ SOUND_ATTENTION: dict[str, tuple[Edit, str | None]] = {
     "q_b with a bias": (with_bias("linear_1"), "bias"),
     "kv_a with a bias": (with_bias("linear_2"), "bias"),
     "kv_b with a bias": (with_bias("linear_3"), "bias"),
-    "[rope | latent] columns": (columns_exchanged(("split_with_sizes_1_split_0", "split_with_sizes_1_split_1"), [64, 512]), "split-sizes"),
-    "[rope | nope] columns of the query": (columns_exchanged(("split_with_sizes_split_0", "split_with_sizes_split_1"), [64, 128]), "query-unrecognised"),
-    "[value | key] columns": (exchanged("split_with_sizes_2_split_0", "split_with_sizes_2_split_1"), "value-not-latent"),
-    "keys for values": (lambda e: e.read("scaled_dot_product_attention", 1, "split_with_sizes_2_split_0"), "value-not-latent"),
+    "[rope | latent] columns": (
+        columns_exchanged(("split_with_sizes_1_split_0", "split_with_sizes_1_split_1"), [64, 512]),
+        "split-sizes",
+    ),
+    "[rope | nope] columns of the query": (
+        columns_exchanged(("split_with_sizes_split_0", "split_with_sizes_split_1"), [64, 128]),
+        "query-unrecognised",
+    ),
+    "[value | key] columns": (
+        exchanged("split_with_sizes_2_split_0", "split_with_sizes_2_split_1"),
+        "value-not-latent",
+    ),
+    "keys for values": (
+        lambda e: e.read("scaled_dot_product_attention", 1, "split_with_sizes_2_split_0"),
+        "value-not-latent",
+    ),
     "[rope | nope] in the query's product": (lambda e: e.swap_inputs("cat_5"), "query-unrecognised"),
     "heads interleaved": (heads_interleaved, "query-unrecognised"),
     "another epsilon": (epsilon(1e-2), None),
@@ -341,7 +358,9 @@ def heads_behind_tokens(e: Editor) -> None:
     mask = e.add("Add", "attention_mask", PER_HEAD.transpose(0, 2, 1, 3))
     mask.shape = ir.Shape(["batch", 1, 4, "past + 1"])
     weights = e.add("Softmax", e.add("Add", scores, mask), axis=-1)
-    out = e.add("Einsum", weights, "split_with_sizes_2_split_1", like="scaled_dot_product_attention", equation="bsht,bhtd->bhsd")
+    out = e.add(
+        "Einsum", weights, "split_with_sizes_2_split_1", like="scaled_dot_product_attention", equation="bsht,bhtd->bhsd"
+    )
     e.instead_of("scaled_dot_product_attention", out)
 
 
@@ -755,7 +774,11 @@ def sparse(corpus: Corpus) -> ir.Model:
 def sparse_feeds(batch: int = 2, tokens: int = 19, seed: int = 0) -> dict[str, np.ndarray]:
     positions = np.broadcast_to(np.arange(tokens), (batch, tokens))
     hidden = np.random.default_rng(seed).standard_normal((batch, tokens, 1024), dtype=np.float32)
-    return {"mul_75": hidden, "position_ids": np.ascontiguousarray(positions), "input_ids": np.zeros((batch, tokens), np.int64)}
+    return {
+        "mul_75": hidden,
+        "position_ids": np.ascontiguousarray(positions),
+        "input_ids": np.zeros((batch, tokens), np.int64),
+    }
 
 
 def not_causal(e: Editor) -> None:
@@ -889,11 +912,82 @@ def test_selection_values_that_are_outputs(corpus: Corpus, name: str) -> None:
 def test_the_selection_of_another_layer(corpus: Corpus) -> None:
     """Layers may share a selection: the second attends to what the first chose."""
     model = load(corpus(V32))
-    chosen = [v for node in model.graph for v in node.outputs if node.op_type == "TopK" and v.shape and str(v.shape[-1]).startswith("Min")]
+    chosen = [
+        v
+        for node in model.graph
+        for v in node.outputs
+        if node.op_type == "TopK" and v.shape and str(v.shape[-1]).startswith("Min")
+    ]
     first, second = (v.name for v in chosen if v.dtype == ir.DataType.INT64)
     outcome = fused_after(corpus(V32), lambda e: e.instead_of(second, e[first]), corpus_feeds(V32, {"s70": 12}))
     assert outcome.counts == {MLA: 2, SFA: 2, MOE: 1}
     outcome.assert_equal()
+
+
+# ----------------------------------------------------------------------------------- attention over gathered rows alone
+
+GATHERED = "sfa_gather_op18_opt"
+
+
+def gathered_feeds(tokens: int = 3, past: int = 20, chosen: int = 6) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    shapes = {"q": (2, tokens, 4, 512), "qr": (2, tokens, 4, 64), "kv": (2, past, 512), "kr": (2, past, 64)}
+    feeds = {name: generator.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+    rows = [generator.permutation(past)[:chosen] for _ in range(2 * tokens)]
+    return {**feeds, "idx": np.stack(rows).reshape(2, tokens, chosen).astype(np.int64)}
+
+
+def other_rows_for_values(e: Editor) -> None:
+    """The values are rows of a scaled cache."""
+    e.read("matmul_2", 1, e.add("Mul", "gather", 2.0))
+
+
+def other_selection_for_rope(e: Editor) -> None:
+    """The rotated keys are those next to the selected ones."""
+    shifted = e.add("Mod", e.add("Add", "expand_3", 1), 20, like="expand_3")
+    e.read("gather_1", 1, shifted)
+
+
+def gathered_along_the_queries(e: Editor) -> None:
+    e.set_attributes("gather", axis=1)
+    e.read("gather", 1, e.add("Mod", "expand_1", 3))
+
+
+GATHERED_TWINS: dict[str, tuple[Edit, bool | None]] = {
+    "nothing": (do(), True),
+    "one head scaled": (scaled("q", PER_HEAD.reshape(1, 1, 4, 1)), None),
+    "scores masked": (scaled("mul_56", np.linspace(0.5, 1.5, 6, dtype=np.float32)), None),
+    "rope scores scaled": (scaled("matmul_1", 0.5), None),
+    "rope scores subtracted": (lambda e: e.set_op("add_70", "Sub"), None),
+    "values of other rows": (other_rows_for_values, None),
+    "rope of another selection": (other_selection_for_rope, None),
+    "gathered along the queries": (gathered_along_the_queries, False),
+    "softmax over the heads": (attribute("softmax", axis=2), False),
+    "probabilities scaled": (scaled("softmax", 0.5), None),
+    "rotated keys for latents": (scaled("gather", 0.5, "transpose"), None),
+}
+
+
+@pytest.mark.parametrize("name", GATHERED_TWINS)
+def test_gathered_twins(corpus: Corpus, name: str) -> None:
+    edit, fuses = GATHERED_TWINS[name]
+    outcome = fused_after(corpus(GATHERED), edit, gathered_feeds())
+    outcome.assert_equal()
+    if fuses is not None:
+        assert outcome.counts == ({SFA: 1} if fuses else {})
+
+
+@pytest.mark.parametrize(("tokens", "past", "chosen"), [(1, 40, 6), (33, 40, 7), (2, 4, 4)])
+def test_gathered_sizes(corpus: Corpus, tokens: int, past: int, chosen: int) -> None:
+    outcome = fused_after(corpus(GATHERED), do(), gathered_feeds(tokens, past, chosen))
+    assert outcome.counts == {SFA: 1}
+    outcome.assert_equal()
+
+
+def test_a_selection_from_outside_is_an_assumption(corpus: Corpus) -> None:
+    outcome = fused_after(corpus(GATHERED), do(), gathered_feeds())
+    assert outcome.report.fused[0].assumed == ["indices-valid"]
+    assert fused_after(corpus(GATHERED), do(), gathered_feeds(), assume=["none"]).counts == {}
 
 
 # ------------------------------------------------------------------------------------- validation finds a wrong emitter
@@ -901,14 +995,20 @@ def test_the_selection_of_another_layer(corpus: Corpus) -> None:
 
 def wrong_expansion(monkeypatch: pytest.MonkeyPatch) -> None:
     right = weights.split_kv_b
-    monkeypatch.setattr(weights, "split_kv_b", lambda w, heads, nope: tuple(1.01 * part for part in right(w, heads, nope)))
+    monkeypatch.setattr(
+        weights, "split_kv_b", lambda w, heads, nope: tuple(1.01 * part for part in right(w, heads, nope))
+    )
 
 
-def wrong_attribute(monkeypatch: pytest.MonkeyPatch, operator: str, name: str, change: Callable[[float], float]) -> None:
+def wrong_attribute(
+    monkeypatch: pytest.MonkeyPatch, operator: str, name: str, change: Callable[[float], float]
+) -> None:
     """Nodes of an operator are made with another value of one attribute."""
     right = Emitter.fused
 
-    def wrong(self: Emitter, made: Operator, inputs: object, outputs: object, attributes: dict, *rest: object) -> object:
+    def wrong(
+        self: Emitter, made: Operator, inputs: object, outputs: object, attributes: dict, *rest: object
+    ) -> object:
         changed = {name: change(attributes[name])} if made.name == operator else {}
         return right(self, made, inputs, outputs, {**attributes, **changed}, *rest)
 
@@ -952,7 +1052,9 @@ def test_without_validation_the_wrong_replacement_is_visible(
     """The comparison of these tests can fail."""
     spoil, source = WRONG[name]
     spoil(monkeypatch)
-    feeds = {"absorbed weights": corpus_feeds(ATTENTION, {"past": 5}), "row indices": expert_feeds()}.get(name, sparse_feeds())
+    feeds = {"absorbed weights": corpus_feeds(ATTENTION, {"past": 5}), "row indices": expert_feeds()}.get(
+        name, sparse_feeds()
+    )
     outcome = fused_after(lambda: source(corpus), do(), feeds)
     assert outcome.counts
     with pytest.raises(AssertionError, match="largest magnitude"):

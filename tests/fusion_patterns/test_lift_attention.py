@@ -24,12 +24,20 @@ SPELLINGS = {
     "scaled by Mul, mirrored": (f"{KT} s = MatMul(q, kt) c = Mul(half, s) {P}(c) {V}", 0.5, False),
     "scaled by Div": (f"{KT} s = MatMul(q, kt) c = Div(s, half) {P}(c) {V}", 2.0, False),
     "roots on both sides": (f"{KT} a = Mul(q, root) b = Mul(kt, root) s = MatMul(a, b) {P}(s) {V}", 0.49, False),
-    "root before the transpose": (f"b = Mul(k, root) kt = Transpose<perm=[0,1,3,2]>(b) s = MatMul(q, kt) {P}(s) {V}", 0.7, False),
+    "root before the transpose": (
+        f"b = Mul(k, root) kt = Transpose<perm=[0,1,3,2]>(b) s = MatMul(q, kt) {P}(s) {V}",
+        0.7,
+        False,
+    ),
     "scaled twice": (f"{KT} a = Mul(q, half) s = MatMul(a, kt) c = Mul(s, half) {P}(c) {V}", 0.25, False),
     "masked": (f"{KT} s = MatMul(q, kt) c = Mul(s, half) m = Add(c, mask) {P}(m) {V}", 0.5, True),
     "masked, mirrored": (f"{KT} s = MatMul(q, kt) m = Add(mask, s) {P}(m) {V}", 1.0, True),
     "axis 3": (f"{KT} s = MatMul(q, kt) p = Softmax<axis=3>(s) {V}", 1.0, False),
-    "Einsum": (f's = Einsum<equation="bhsd,bhtd->bhst">(q, k) {P}(s) y = Einsum<equation="bhst,bhtd->bhsd">(p, v)', 1.0, False),
+    "Einsum": (
+        f's = Einsum<equation="bhsd,bhtd->bhst">(q, k) {P}(s) y = Einsum<equation="bhst,bhtd->bhsd">(p, v)',
+        1.0,
+        False,
+    ),
     "Einsum, keys first": (f's = Einsum<equation="bhtd,bhsd->bhst">(k, q) {P}(s) {V}', 1.0, False),
     "no number for no key": (
         f"{KT} s = MatMul(q, kt) m = Add(s, mask) {P}(m) nan = IsNaN(p) w = Where(nan, zero, p) y = MatMul(w, v)",
@@ -109,23 +117,47 @@ def test_the_operator(body: str, scale: float, masked: bool) -> None:
 OTHERS = {
     "scaled after the mask": (f"{KT} s = MatMul(q, kt) m = Add(s, mask) c = Mul(m, half) {P}(c) {V}", {}),
     "two masks": (f"{KT} s = MatMul(q, kt) m = Add(s, mask) n = Add(m, mask) {P}(n) {V}", {}),
-    "scale per head": (f"{KT} s = MatMul(q, kt) c = Mul(s, per_head) {P}(c) {V}", {"per_head": np.ones((3, 1, 1), np.float32)}),
+    "scale per head": (
+        f"{KT} s = MatMul(q, kt) c = Mul(s, per_head) {P}(c) {V}",
+        {"per_head": np.ones((3, 1, 1), np.float32)},
+    ),
     "softmax over the queries": (f"{KT} s = MatMul(q, kt) p = Softmax<axis=2>(s) {V}", {}),
     "softmax over the heads": (f"{KT} s = MatMul(q, kt) p = Softmax<axis=1>(s) {V}", {}),
-    "three axes": (f"kt = Transpose<perm=[0,2,1]>(k) s = MatMul(q, kt) {P}(s) {V}", {"q": "float[3,5,4]", "k": "float[3,7,4]", "v": "float[3,7,6]"}),
-    "shared keys": (f"{KT} s = MatMul(q, kt) {P}(s) {V}", {"k": "float[2,1,7,4]", "v": "float[2,1,7,6]", "q": "float[2,3,5,4]"}),
-    "keys that broadcast over the batch": (f"{KT} s = MatMul(q, kt) {P}(s) {V}", {"k": "float[1,3,7,4]", "v": "float[1,3,7,6]", "q": "float[2,3,5,4]"}),
+    "three axes": (
+        f"kt = Transpose<perm=[0,2,1]>(k) s = MatMul(q, kt) {P}(s) {V}",
+        {"q": "float[3,5,4]", "k": "float[3,7,4]", "v": "float[3,7,6]"},
+    ),
+    "shared keys": (
+        f"{KT} s = MatMul(q, kt) {P}(s) {V}",
+        {"k": "float[2,1,7,4]", "v": "float[2,1,7,6]", "q": "float[2,3,5,4]"},
+    ),
+    "keys that broadcast over the batch": (
+        f"{KT} s = MatMul(q, kt) {P}(s) {V}",
+        {"k": "float[1,3,7,4]", "v": "float[1,3,7,6]", "q": "float[2,3,5,4]"},
+    ),
     "no product below": (f"s = Relu(q) {P}(s) y = MatMul(p, w)", {"w": "float[2,3,4,6]"}),
     "one scaling too many": (f"{KT} s = MatMul(q, kt) e = Exp(s) {P}(e) {V}", {}),
     "probabilities scaled": (f"{KT} s = MatMul(q, kt) {P}(s) d = Mul(p, half) y = MatMul(d, v)", {}),
-    "probabilities transposed": (f"{KT} s = MatMul(q, kt) {P}(s) t = Transpose<perm=[0,1,3,2]>(p) y = MatMul(t, w)", {"w": "float[B,3,S,6]"}),
+    "probabilities transposed": (
+        f"{KT} s = MatMul(q, kt) {P}(s) t = Transpose<perm=[0,1,3,2]>(p) y = MatMul(t, w)",
+        {"w": "float[B,3,S,6]"},
+    ),
     "probabilities on the right": (f"{KT} s = MatMul(q, kt) {P}(s) y = MatMul(w, p)", {"w": "float[B,3,6,S]"}),
     "two products": (f"{KT} s = MatMul(q, kt) {P}(s) {V} z = MatMul(p, v)", {}),
     "nothing reads the probabilities": (f"{KT} s = MatMul(q, kt) {P}(s) y = Relu(p)", {}),
     "another guard": (f"{KT} s = MatMul(q, kt) {P}(s) nan = IsNaN(s) w = Where(nan, zero, p) y = MatMul(w, v)", {}),
-    "another guarded number": (f"{KT} s = MatMul(q, kt) {P}(s) nan = IsNaN(p) w = Where(nan, half, p) y = MatMul(w, v)", {}),
-    "heads of the result exchanged with tokens": (f'{KT} s = MatMul(q, kt) {P}(s) y = Einsum<equation="bhst,bhtd->bshd">(p, v)', {}),
-    "summed over two axes": (f's = Einsum<equation="bhsd,bhtd->bhst">(q, k) {P}(s) y = Einsum<equation="bhst,bhtd->bsd">(p, v)', {}),
+    "another guarded number": (
+        f"{KT} s = MatMul(q, kt) {P}(s) nan = IsNaN(p) w = Where(nan, half, p) y = MatMul(w, v)",
+        {},
+    ),
+    "heads of the result exchanged with tokens": (
+        f'{KT} s = MatMul(q, kt) {P}(s) y = Einsum<equation="bhst,bhtd->bshd">(p, v)',
+        {},
+    ),
+    "summed over two axes": (
+        f's = Einsum<equation="bhsd,bhtd->bhst">(q, k) {P}(s) y = Einsum<equation="bhst,bhtd->bsd">(p, v)',
+        {},
+    ),
 }
 
 

@@ -15,7 +15,12 @@ FEEDS = normal(a=(2, 3, 5, 4), b=(2, 3, 5, 2))
 SPELLINGS = {
     "Concat": ("y = Concat<axis=3>(a, b)", ("a", "b"), 3, (0, 1, 2, 3)),
     "negative axis": ("y = Concat<axis=-1>(b, a)", ("b", "a"), 3, (0, 1, 2, 3)),
-    "transposed afterwards": ("c = Concat<axis=-1>(a, b) y = Transpose<perm=[0,1,3,2]>(c)", ("a", "b"), 3, (0, 1, 3, 2)),
+    "transposed afterwards": (
+        "c = Concat<axis=-1>(a, b) y = Transpose<perm=[0,1,3,2]>(c)",
+        ("a", "b"),
+        3,
+        (0, 1, 3, 2),
+    ),
     "three parts": ("y = Concat<axis=3>(a, b, a)", ("a", "b", "a"), 3, (0, 1, 2, 3)),
 }
 
@@ -30,7 +35,9 @@ def test_concat(body: str, parts: tuple[str, ...], axis: int, perm: tuple[int, .
     assert_true(concat, value(model, "y"), Run(model, FEEDS))
 
 
-def write(buffer: str, update: str, result: str, start: str, end: str, *, limit: str = "width", perm: str = "3,1,2,0") -> str:
+def write(
+    buffer: str, update: str, result: str, start: str, end: str, *, limit: str = "width", perm: str = "3,1,2,0"
+) -> str:
     """result = buffer with `update` assigned to [..., start:end], as torch's exporter writes it."""
     return f"""
     {result}_all = Range(zero, {limit}, one)
@@ -109,10 +116,18 @@ OTHERS = {
     "the front missing": assigned(BACK_B),
     "the rest missing": assigned(FRONT_A),
     "the same slice twice": assigned(FRONT_A, FRONT_A),
-    "added instead of assigned": assigned(FRONT_A, BACK_B).replace(LAST, LAST.replace("ScatterND", 'ScatterND<reduction="add">')),
-    "rows of another axis": assigned(FRONT_A, BACK_B).replace("y_buffer = Transpose<perm=[3,1,2,0]>(w0)", "y_buffer = Transpose<perm=[3,2,1,0]>(w0)").replace("y_update = Transpose<perm=[3,1,2,0]>", "y_update = Transpose<perm=[3,2,1,0]>"),
-    "every second row": assigned(FRONT_A, ("b", "i1", "i5")).replace("y_cut = Slice(y_all, i1, i5, first, step)", "y_cut = Slice(y_all, i1, i5, first, two_steps)"),
-    "rows that begin at one": assigned(("b", "i0", "i2"), ("a", "i2", "end")).replace("y_all = Range(zero", "y_all = Range(one"),
+    "added instead of assigned": assigned(FRONT_A, BACK_B).replace(
+        LAST, LAST.replace("ScatterND", 'ScatterND<reduction="add">')
+    ),
+    "rows of another axis": assigned(FRONT_A, BACK_B)
+    .replace("y_buffer = Transpose<perm=[3,1,2,0]>(w0)", "y_buffer = Transpose<perm=[3,2,1,0]>(w0)")
+    .replace("y_update = Transpose<perm=[3,1,2,0]>", "y_update = Transpose<perm=[3,2,1,0]>"),
+    "every second row": assigned(FRONT_A, ("b", "i1", "i5")).replace(
+        "y_cut = Slice(y_all, i1, i5, first, step)", "y_cut = Slice(y_all, i1, i5, first, two_steps)"
+    ),
+    "rows that begin at one": assigned(("b", "i0", "i2"), ("a", "i2", "end")).replace(
+        "y_all = Range(zero", "y_all = Range(one"
+    ),
     "fewer rows than the width": assigned(FRONT_A, ("one_column", "i4", "end"), limit="five"),
     "not a concatenation": "y = Add(a, a)",
 }

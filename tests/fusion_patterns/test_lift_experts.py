@@ -13,11 +13,21 @@ from tests.fusion_patterns.graphs import Run, graph, normal, value
 
 EXPERTS, WIDTH, OUT = 3, 4, 5
 STACK = np.random.default_rng(0).standard_normal((EXPERTS, WIDTH, OUT), dtype=np.float32)
-CONSTANTS = {"zero": 0, "one": 1, "two": 2, "front": [0], "ones": [1, 1, 1], "stack": STACK, **{f"w{e}": STACK[e] for e in range(3)}}
+CONSTANTS = {
+    "zero": 0,
+    "one": 1,
+    "two": 2,
+    "front": [0],
+    "ones": [1, 1, 1],
+    "stack": STACK,
+    **{f"w{e}": STACK[e] for e in range(3)},
+}
 ENDS = "e0, e1, e2 = Split<axis=0, num_outputs=3>(ends) " + " ".join(f"t{e} = Squeeze(e{e}, front)" for e in range(3))
 SPANS = "r0 = Range(zero, t0, one) r1 = Range(t0, t1, one) r2 = Range(t1, t2, one)"
 ROWS = "x0 = Gather<axis=0>(x, r0) x1 = Gather<axis=0>(x, r1) x2 = Gather<axis=0>(x, r2)"
-WEIGHTS = "s0, s1, s2 = Split<axis=0, num_outputs=3>(stack) " + " ".join(f"m{e} = Squeeze(s{e}, front)" for e in range(3))
+WEIGHTS = "s0, s1, s2 = Split<axis=0, num_outputs=3>(stack) " + " ".join(
+    f"m{e} = Squeeze(s{e}, front)" for e in range(3)
+)
 PRODUCTS = "p0 = MatMul(x0, m0) p1 = MatMul(x1, m1) p2 = MatMul(x2, m2)"
 JOIN = "y = Concat<axis=0>(p0, p1, p2)"
 GROUPED = "\n".join((ENDS, SPANS, ROWS, WEIGHTS, PRODUCTS, JOIN))
@@ -42,12 +52,24 @@ def recognise(body: str, **values: object) -> GroupedProduct | Miss:
 
 SPELLINGS = {
     "stack": (GROUPED, (0, 1, 2)),
-    "stack in another order": (swap(GROUPED, ("MatMul(x0, m0)", "MatMul(x0, m2)"), ("MatMul(x2, m2)", "MatMul(x2, m0)")), (2, 1, 0)),
-    "one expert for all": (swap(GROUPED, ("MatMul(x1, m1)", "MatMul(x1, m0)"), ("MatMul(x2, m2)", "MatMul(x2, m0)")), (0, 0, 0)),
-    "weights of their own": (swap(GROUPED, (WEIGHTS, ""), ("m0)", "w0)"), ("m1)", "w1)"), ("m2)", "w2)")), (None, None, None)),
+    "stack in another order": (
+        swap(GROUPED, ("MatMul(x0, m0)", "MatMul(x0, m2)"), ("MatMul(x2, m2)", "MatMul(x2, m0)")),
+        (2, 1, 0),
+    ),
+    "one expert for all": (
+        swap(GROUPED, ("MatMul(x1, m1)", "MatMul(x1, m0)"), ("MatMul(x2, m2)", "MatMul(x2, m0)")),
+        (0, 0, 0),
+    ),
+    "weights of their own": (
+        swap(GROUPED, (WEIGHTS, ""), ("m0)", "w0)"), ("m1)", "w1)"), ("m2)", "w2)")),
+        (None, None, None),
+    ),
     "sizes given": (swap(GROUPED, ("Split<axis=0, num_outputs=3>(ends)", "Split<axis=0>(ends, ones)")), (0, 1, 2)),
     "axis -2": (swap(GROUPED, ("Concat<axis=0>", "Concat<axis=-2>")), (0, 1, 2)),
-    "rows by GatherND": (swap(GROUPED, ("x1 = Gather<axis=0>(x, r1)", "u1 = Unsqueeze(r1, minus) x1 = GatherND(x, u1)")), (0, 1, 2)),
+    "rows by GatherND": (
+        swap(GROUPED, ("x1 = Gather<axis=0>(x, r1)", "u1 = Unsqueeze(r1, minus) x1 = GatherND(x, u1)")),
+        (0, 1, 2),
+    ),
 }
 
 
@@ -72,9 +94,18 @@ OTHERS = {
     "columns": swap(GROUPED, ("Concat<axis=0>", "Concat<axis=1>")),
     "a computed weight": swap(GROUPED, ("p1 = MatMul(x1, m1)", "v = Add(m1, m1) p1 = MatMul(x1, v)")),
     "a weight from outside": swap(GROUPED, ("MatMul(x1, m1)", "MatMul(x1, given)")),
-    "an activation in between": swap(GROUPED, ("y = Concat", "a1 = Relu(p1) y = Concat"), ("(p0, p1, p2)", "(p0, a1, p2)")),
-    "ends two by two": swap(GROUPED, ("e0, e1, e2 = Split<axis=0, num_outputs=3>(ends)", "e0, e1, e2 = Split<axis=0, num_outputs=3>(six)")).replace("Squeeze(e0, front)", "ReduceMax<keepdims=0>(e0)").replace("Squeeze(e1, front)", "ReduceMax<keepdims=0>(e1)").replace("Squeeze(e2, front)", "ReduceMax<keepdims=0>(e2)"),
-    "ends of two splits": swap(GROUPED, ("t2 = Squeeze(e2, front)", "f0, f1, f2 = Split<axis=0, num_outputs=3>(ends) t2 = Squeeze(f2, front)")),
+    "an activation in between": swap(
+        GROUPED, ("y = Concat", "a1 = Relu(p1) y = Concat"), ("(p0, p1, p2)", "(p0, a1, p2)")
+    ),
+    "ends two by two": swap(
+        GROUPED, ("e0, e1, e2 = Split<axis=0, num_outputs=3>(ends)", "e0, e1, e2 = Split<axis=0, num_outputs=3>(six)")
+    )
+    .replace("Squeeze(e0, front)", "ReduceMax<keepdims=0>(e0)")
+    .replace("Squeeze(e1, front)", "ReduceMax<keepdims=0>(e1)")
+    .replace("Squeeze(e2, front)", "ReduceMax<keepdims=0>(e2)"),
+    "ends of two splits": swap(
+        GROUPED, ("t2 = Squeeze(e2, front)", "f0, f1, f2 = Split<axis=0, num_outputs=3>(ends) t2 = Squeeze(f2, front)")
+    ),
     "not gathered": "y = MatMul(x, w0)",
 }
 
@@ -88,14 +119,20 @@ def test_other_products_are_refused(body: str) -> None:
 
 
 IDS = np.array([0, 2, 2, 1, 0, 2, 2])
-HISTOGRAM = "sh = Shape(index) adds = Expand(one_f, sh) n = ScatterElements<axis=0, reduction=\"add\">(empty, index, adds)"
+HISTOGRAM = (
+    'sh = Shape(index) adds = Expand(one_f, sh) n = ScatterElements<axis=0, reduction="add">(empty, index, adds)'
+)
 SUMS = "c = Cast<to=6>(n) s = CumSum(c, zero) y = Cast<to=7>(s)"
 BINS = "f = Cast<to=1>(ids) b = Div(f, bin) j = Cast<to=7>(b) index = Clip(j, zero, two)"
 COUNTS = {
     "of the ids": ("index = Identity(ids)" + HISTOGRAM + SUMS, 1.0, True),
     "by bins of 2/3": (BINS + HISTOGRAM + SUMS, 2 / 3, True),
     "by bins of 0.9": (BINS + HISTOGRAM + SUMS, 0.9, True),
-    "in integers": ("index = Identity(ids)" + HISTOGRAM.replace("one_f", "one").replace("(empty,", "(empty_i,") + SUMS, 1.0, True),
+    "in integers": (
+        "index = Identity(ids)" + HISTOGRAM.replace("one_f", "one").replace("(empty,", "(empty_i,") + SUMS,
+        1.0,
+        True,
+    ),
     "by wide bins": (BINS + HISTOGRAM + SUMS, 2.0, False),
     "by narrow bins": (BINS + HISTOGRAM + SUMS, 0.5, False),
     "clipped": (BINS.replace("zero, two", "zero, one") + HISTOGRAM + SUMS, 2 / 3, False),
@@ -114,7 +151,12 @@ COUNTS = {
 
 @pytest.mark.parametrize(("body", "width", "is_count"), COUNTS.values(), ids=COUNTS)
 def test_counts(body: str, width: float, is_count: bool) -> None:
-    zeros = {"empty": np.zeros(3, np.float32), "empty_4": np.zeros(4, np.float32), "filled": np.ones(3, np.float32), "empty_i": np.zeros(3, np.int64)}
+    zeros = {
+        "empty": np.zeros(3, np.float32),
+        "empty_4": np.zeros(4, np.float32),
+        "filled": np.ones(3, np.float32),
+        "empty_i": np.zeros(3, np.int64),
+    }
     numbers = {"zero": 0, "one": 1, "two": 2, "one_f": 1.0, "two_f": 2.0, "bin": width}
     model = graph(body, "y", ids="int64[M]", others="int64[M]", **zeros, **numbers)
     missed = recognise_counts(value(model, "y"), (value(model, "ids"),), EXPERTS, Facts())

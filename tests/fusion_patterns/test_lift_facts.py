@@ -40,7 +40,13 @@ def test_scalars_and_integers() -> None:
     model = graph("y = Relu(x)", "y", x="float[2]", f=2.5, i=3, many=[1, 2], one=[7])
     facts = Facts()
     assert [facts.scalar(value(model, name)) for name in ("f", "i", "one", "many", "x")] == [2.5, 3, 7, None, None]
-    assert [facts.integers(value(model, name)) for name in ("f", "i", "one", "many", "x")] == [None, [3], [7], [1, 2], None]
+    assert [facts.integers(value(model, name)) for name in ("f", "i", "one", "many", "x")] == [
+        None,
+        [3],
+        [7],
+        [1, 2],
+        None,
+    ]
 
 
 SHAPES = "s = Shape(x) b = Gather<axis=0>(s, zero) bv = Unsqueeze(b, front) "
@@ -64,7 +70,17 @@ ARITHMETIC = {
     "Identity": SHAPES + "y = Identity(b)",
     "constant": "y = Add(some, two)",
 }
-NUMBERS = {"zero": 0, "two": 2, "front": [0], "two_v": [2], "last": -1, "some": [0, 2], "back": [-2], "far": [100], "minus": [-1]}
+NUMBERS = {
+    "zero": 0,
+    "two": 2,
+    "front": [0],
+    "two_v": [2],
+    "last": -1,
+    "some": [0, 2],
+    "back": [-2],
+    "far": [100],
+    "minus": [-1],
+}
 
 
 @pytest.mark.parametrize("body", ARITHMETIC.values(), ids=ARITHMETIC)
@@ -142,7 +158,15 @@ NOTHING = {
 
 @pytest.mark.parametrize(("body", "nothing"), NOTHING.values(), ids=NOTHING)
 def test_nodes_that_change_nothing(body: str, nothing: bool) -> None:
-    numbers = {"one": 1.0, "zero": 0.0, "two": 2.0, "same": [2, 3], "unit": [1, 1], "other": [3, 2], "larger": [4, 2, 3]}
+    numbers = {
+        "one": 1.0,
+        "zero": 0.0,
+        "two": 2.0,
+        "same": [2, 3],
+        "unit": [1, 1],
+        "other": [3, 2],
+        "larger": [4, 2, 3],
+    }
     model = graph(body, "y", x="float[2,3]", wide=np.ones((1, 1, 1), np.float32), **numbers)
     facts = Facts()
     assert (facts.plain(value(model, "y")).name == "x") == nothing
@@ -152,7 +176,9 @@ def test_nodes_that_change_nothing(body: str, nothing: bool) -> None:
 
 
 def test_readers_behind_nodes_that_change_nothing() -> None:
-    model = graph("a = Identity(x) b = Relu(a) c = Mul(x, one) d = Add(c, b) e = Relu(x)", "d e", x="float[2,3]", one=1.0)
+    model = graph(
+        "a = Identity(x) b = Relu(a) c = Mul(x, one) d = Add(c, b) e = Relu(x)", "d e", x="float[2,3]", one=1.0
+    )
     readers = sorted((node.outputs[0].name, index) for node, index in Facts().readers(value(model, "x")))
     assert readers == [("b", 0), ("d", 0), ("e", 0)]
 

@@ -11,7 +11,8 @@ from tests.fusion_patterns.claims import assert_true
 from tests.fusion_patterns.graphs import Run, graph, value
 
 CORRECTED = """
-n = Less(p, zero) t = Equal(n, true) r = Mod(p, k) b = Cast<to=9>(r) a = And(t, b) c = Cast<to=7>(a) d = Div(p, k) y = Sub(d, c)
+n = Less(p, zero) t = Equal(n, true) r = Mod(p, k) b = Cast<to=9>(r)
+a = And(t, b) c = Cast<to=7>(a) d = Div(p, k) y = Sub(d, c)
 """
 CONSTANTS = {"zero": 0, "one": 1, "k": 3, "true": np.array(True), "minus": -3, "false": np.array(False), "half": 1.5}
 SPELLINGS = {

@@ -95,7 +95,11 @@ class Graph:
         return [v for node in self.model.graph for v in node.outputs if isinstance(v.type, ir.TensorType) and v.name]
 
     def layers(self) -> list[LatentAttention | Miss]:
-        found = [recognise_attention(node, self.facts) for node in self.model.graph if node.op_type in ("Softmax", "Attention")]
+        found = [
+            recognise_attention(node, self.facts)
+            for node in self.model.graph
+            if node.op_type in ("Softmax", "Attention")
+        ]
         return [recognise_latent_attention(a, self.facts) for a in found if isinstance(a, Attention)]
 
 
@@ -147,7 +151,11 @@ def test_every_claim_about_a_node_is_true(graphs: Graphs, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in DIMS if name.startswith("lm_")])
 def test_every_claim_about_experts_and_masks_is_true(graphs: Graphs, name: str) -> None:
     graph = graphs(name)
-    orders = [node.outputs[1] for node in graph.model.graph if isinstance(recognise_permutation(node, graph.facts) if node.op_type == "TopK" else None, Permutation)]
+    orders = [
+        node.outputs[1]
+        for node in graph.model.graph
+        if isinstance(recognise_permutation(node, graph.facts) if node.op_type == "TopK" else None, Permutation)
+    ]
     assert len(orders) == 1
     inverses, products = 0, 0
     for value in graph.values():
@@ -174,7 +182,11 @@ def test_counts_are_those_of_the_ids(graphs: Graphs, name: str) -> None:
     graph = graphs(name)
     products = [recognise_grouped_product(value, graph.facts) for value in graph.values()]
     first = next(p for p in products if isinstance(p, GroupedProduct))
-    (sort,) = [p for node in graph.model.graph if node.op_type == "TopK" and isinstance(p := recognise_permutation(node, graph.facts), Permutation)]
+    (sort,) = [
+        p
+        for node in graph.model.graph
+        if node.op_type == "TopK" and isinstance(p := recognise_permutation(node, graph.facts), Permutation)
+    ]
     assert recognise_counts(first.ends, (sort.keys, sort.sorted_keys), 8, graph.facts) is None
     counts = np.bincount(graph.run.of(sort.keys), minlength=8)
     np.testing.assert_array_equal(graph.run.of(first.ends), np.cumsum(counts))
@@ -236,15 +248,32 @@ def missed(edit: Callable[[Editor], None], corpus: Corpus) -> LatentAttention | 
 
 
 MISSES: dict[str, tuple[Callable[[Editor], None], str]] = {
-    "keys scaled": (lambda e: e.instead_of("slice_scatter_1", e.add("Mul", "slice_scatter_1", e["rot.inv_freq"], like="slice_scatter_1")), "keys-not-latent"),
-    "keys of another expansion": (lambda e: e.read("val_158", 0, e.add("Relu", "split_with_sizes_2_split_0")), "keys-not-latent"),
-    "values of another expansion": (lambda e: e.read("scaled_dot_product_attention", 1, e.add("Relu", "split_with_sizes_2_split_1")), "value-not-latent"),
+    "keys scaled": (
+        lambda e: e.instead_of(
+            "slice_scatter_1", e.add("Mul", "slice_scatter_1", e["rot.inv_freq"], like="slice_scatter_1")
+        ),
+        "keys-not-latent",
+    ),
+    "keys of another expansion": (
+        lambda e: e.read("val_158", 0, e.add("Relu", "split_with_sizes_2_split_0")),
+        "keys-not-latent",
+    ),
+    "values of another expansion": (
+        lambda e: e.read("scaled_dot_product_attention", 1, e.add("Relu", "split_with_sizes_2_split_1")),
+        "value-not-latent",
+    ),
     "queries scaled per feature": (lambda e: e.read("val_199", 0, e.add("Relu", "cat_5")), "query-unrecognised"),
     "another hidden state": (lambda e: e.read("linear_2", 0, e.add("Relu", "hidden_states")), "hidden-differs"),
     "another latent": (lambda e: e.read("view_1", 0, e.add("Relu", "mul_54")), "latent-unrecognised"),
     "another rotated key": (lambda e: e.read("present_kpe", 1, e.add("Relu", "cat_2")), "rope-unrecognised"),
-    "a latent that is no part of the down projection": (lambda e: e.instead_of("split_with_sizes_1_split_0", e.add("Relu", "split_with_sizes_1_split_0")), "latent-unrecognised"),
-    "a key that is no part of the down projection": (lambda e: e.read("view_2", 0, e.add("Relu", "split_with_sizes_1_split_1")), "latent-unrecognised"),
+    "a latent that is no part of the down projection": (
+        lambda e: e.instead_of("split_with_sizes_1_split_0", e.add("Relu", "split_with_sizes_1_split_0")),
+        "latent-unrecognised",
+    ),
+    "a key that is no part of the down projection": (
+        lambda e: e.read("view_2", 0, e.add("Relu", "split_with_sizes_1_split_1")),
+        "latent-unrecognised",
+    ),
     "no constant expansion": (lambda e: e.read("linear_3", 1, e.add("Relu", "val_116")), "keys-not-latent"),
     "no constant down projection": (lambda e: e.read("linear_2", 1, e.add("Relu", "val_25")), "latent-unrecognised"),
     "no constant query projection": (lambda e: e.read("linear", 1, e.add("Relu", "val_8")), "no-query-low-rank"),

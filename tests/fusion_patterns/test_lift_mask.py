@@ -64,7 +64,17 @@ ss = Shape<start=1, end=2>(x) s = Squeeze(ss) ps = Shape<start=1, end=2>(past) p
 KEYS = "kr = Range(zero, t, one) k1 = Unsqueeze(kr, i0) k2 = Unsqueeze(k1, i0) k = Unsqueeze(k2, i0)"
 QUERIES = "qr = Range(zero, s, one) qp = Add(qr, p) q1 = Unsqueeze(qp, i1) q2 = Unsqueeze(q1, i0) q = Unsqueeze(q2, i0)"
 BASE = SIZES + KEYS + QUERIES
-INTS = {"zero": 0, "one": 1, "two": 2, "i0": [0], "i1": [1], "i2": [2], "first": 0, "int_max": [2**63 - 1], "last": [-1]}
+INTS = {
+    "zero": 0,
+    "one": 1,
+    "two": 2,
+    "i0": [0],
+    "i1": [1],
+    "i2": [2],
+    "first": 0,
+    "int_max": [2**63 - 1],
+    "last": [-1],
+}
 INPUTS = {"x": "float[B,S,4]", "past": "float[B,P,4]"}
 FEEDS = normal(x=(2, 5, 4), past=(2, 3, 4))
 CAUSAL = {
@@ -74,9 +84,21 @@ CAUSAL = {
     "Greater": (BASE + "y = Greater(q, k)", -1),
     "Less of one later": (BASE.replace("qp = Add(qr, p)", "pp = Add(p, one) qp = Add(pp, qr)") + "y = Less(k, q)", 0),
     "two too many": (BASE.replace("qp = Add(qr, p)", "pp = Add(p, two) qp = Add(pp, qr)") + "y = LessOrEqual(k, q)", 2),
-    "keys from one on": (BASE.replace("kr = Range(zero, t, one)", "tt = Add(t, one) kr = Range(one, tt, one)") + "y = LessOrEqual(k, q)", -1),
-    "start of the range": (BASE.replace("qr = Range(zero, s, one) qp = Add(qr, p)", "qp = Range(p, t, one)") + "y = LessOrEqual(k, q)", 0),
-    "expanded": (BASE + "c = LessOrEqual(k, q) bs = Shape<end=1>(x) sh = Concat<axis=0>(bs, i1, ss, tt) y = Expand(c, sh)".replace("tt", "ts").replace("sh =", "ts = Reshape(t, last) sh ="), 0),
+    "keys from one on": (
+        BASE.replace("kr = Range(zero, t, one)", "tt = Add(t, one) kr = Range(one, tt, one)") + "y = LessOrEqual(k, q)",
+        -1,
+    ),
+    "start of the range": (
+        BASE.replace("qr = Range(zero, s, one) qp = Add(qr, p)", "qp = Range(p, t, one)") + "y = LessOrEqual(k, q)",
+        0,
+    ),
+    "expanded": (
+        BASE
+        + "c = LessOrEqual(k, q) bs = Shape<end=1>(x) sh = Concat<axis=0>(bs, i1, ss, tt) y = Expand(c, sh)".replace(
+            "tt", "ts"
+        ).replace("sh =", "ts = Reshape(t, last) sh ="),
+        0,
+    ),
     "without the head axis": (BASE + "c = LessOrEqual(k, q) y = Squeeze(c, i1)", 0),
     "head picked": (BASE + "c = LessOrEqual(k, q) y = Gather<axis=1>(c, first)", 0),
 }
@@ -94,7 +116,11 @@ def test_causal(body: str, shift: int) -> None:
 
 def test_one_query() -> None:
     """A decode step: the only query's position is the number of cached tokens."""
-    body = SIZES.replace("t = Add(p, s)", "t = Add(p, one)") + KEYS + "qp = Add(i0, p) q = Unsqueeze(qp, i3) y = LessOrEqual(k, q)"
+    body = (
+        SIZES.replace("t = Add(p, s)", "t = Add(p, one)")
+        + KEYS
+        + "qp = Add(i0, p) q = Unsqueeze(qp, i3) y = LessOrEqual(k, q)"
+    )
     model = graph(body, "y", **INPUTS, **INTS, i3=[0, 1, 3])
     causal = recognise_causal(value(model, "y"), Facts())
     assert isinstance(causal, CausalMask)
@@ -112,7 +138,8 @@ def test_constant_positions() -> None:
 NOT_CAUSAL = {
     "keys after queries": BASE + "y = GreaterOrEqual(k, q)",
     "exchanged": BASE + "y = LessOrEqual(q, k)",
-    "keys along the queries": BASE.replace("k1 = Unsqueeze(kr, i0)", "k1 = Unsqueeze(kr, i1)") + "y = LessOrEqual(k, q)",
+    "keys along the queries": BASE.replace("k1 = Unsqueeze(kr, i0)", "k1 = Unsqueeze(kr, i1)")
+    + "y = LessOrEqual(k, q)",
     "steps of two": BASE.replace("Range(zero, t, one)", "Range(zero, t, two)") + "y = LessOrEqual(k, q)",
     "negated": BASE + "c = LessOrEqual(k, q) y = Not(c)",
     "equal": BASE + "y = Equal(k, q)",
@@ -130,7 +157,11 @@ def test_not_causal(body: str) -> None:
     assert isinstance(recognise_causal(value(model, "y"), Facts()), Miss)
 
 
-@pytest.mark.parametrize("constant", [np.array([[0, 2, 1]]), np.array([[0, 1], [1, 2]]), np.array([[0.0, 1.0]])], ids=["unordered", "table", "floats"])
+@pytest.mark.parametrize(
+    "constant",
+    [np.array([[0, 2, 1]]), np.array([[0, 1], [1, 2]]), np.array([[0.0, 1.0]])],
+    ids=["unordered", "table", "floats"],
+)
 def test_constants_that_are_no_positions(constant: np.ndarray) -> None:
     model = graph("y = LessOrEqual(k, q)", "y", k=constant, q=constant[:, :1])
     assert isinstance(recognise_causal(value(model, "y"), Facts()), Miss)
@@ -170,17 +201,23 @@ cut = Shape(chosen) none_f = ConstantOfShape(cut) none = Cast<to=9>(none_f)
 left_out = ScatterElements<axis=-1>(ones, chosen, none) four = Unsqueeze(left_out, i1) picked = Not(four)
 """
 AND = "y = And(e, picked) no = Not(y) nf = Cast<to=1>(no) m = Mul(nf, low)"
-EXPANDED = "c = LessOrEqual(k, q) bs = Shape<end=1>(x) ts = Reshape(t, last) sh = Concat<axis=0>(bs, i1, ss, ts) e = Expand(c, sh)"
+EXPANDED = """
+c = LessOrEqual(k, q) bs = Shape<end=1>(x) ts = Reshape(t, last) sh = Concat<axis=0>(bs, i1, ss, ts) e = Expand(c, sh)
+"""
 SELECTION = BASE + EXPANDED + SCORES + TOP + SELECTED + AND
 SELECTIONS = {
     "selection": SELECTION,
     "mirrored": SELECTION.replace("And(e, picked)", "And(picked, e)"),
-    "written, not left out": SELECTION.replace(
-        "ones_f = Expand(one_f, full)", "ones_f = Expand(zero_f, full)"
-    ).replace("none_f = ConstantOfShape(cut)", "none_f = Expand(one_f, cut)").replace("picked = Not(four)", "picked = Identity(four)"),
+    "written, not left out": SELECTION.replace("ones_f = Expand(one_f, full)", "ones_f = Expand(zero_f, full)")
+    .replace("none_f = ConstantOfShape(cut)", "none_f = Expand(one_f, cut)")
+    .replace("picked = Not(four)", "picked = Identity(four)"),
     "visible Where": SELECTION.replace("masked = Where(hidden, inf, scores)", "masked = Where(c3, scores, inf)"),
-    "added mask": SELECTION.replace("masked = Where(hidden, inf, scores)", "hf = Cast<to=1>(hidden) hm = Mul(hf, low) masked = Add(scores, hm)"),
-    "32-bit indices": SELECTION.replace("ScatterElements<axis=-1>(ones, chosen, none)", "ScatterElements<axis=-1>(ones, back, none)").replace("full = Shape", "narrow = Cast<to=6>(chosen) back = Cast<to=7>(narrow) full = Shape"),
+    "added mask": SELECTION.replace(
+        "masked = Where(hidden, inf, scores)", "hf = Cast<to=1>(hidden) hm = Mul(hf, low) masked = Add(scores, hm)"
+    ),
+    "32-bit indices": SELECTION.replace(
+        "ScatterElements<axis=-1>(ones, chosen, none)", "ScatterElements<axis=-1>(ones, back, none)"
+    ).replace("full = Shape", "narrow = Cast<to=6>(chosen) back = Cast<to=7>(narrow) full = Shape"),
 }
 SELECTION_INPUTS = {"x": "float[B,S,4]", "past": "float[B,P,4]", "scores": "float[B,S,T]"}
 SELECTION_NUMBERS = {"inf": -np.inf, "three": [3], "one_f": 1.0, "zero_f": 0.0, "low": LOWEST, "mild": -1.0}
@@ -190,7 +227,10 @@ def selection(body: str) -> Selection | Miss | None:
     model = graph(body, "m", **SELECTION_INPUTS, **INTS, **SELECTION_NUMBERS)
     result = recognise_selection(value(model, "m"), Facts())
     if isinstance(result, Selection):
-        feeds = {**normal(x=(2, 5, 4), past=(2, 3, 4)), "scores": np.random.default_rng(3).permutation(80).astype(np.float32).reshape(2, 5, 8)}
+        feeds = {
+            **normal(x=(2, 5, 4), past=(2, 3, 4)),
+            "scores": np.random.default_rng(3).permutation(80).astype(np.float32).reshape(2, 5, 8),
+        }
         assert_true(result, value(model, "m"), Run(model, feeds))
     return result
 
@@ -211,9 +251,9 @@ UNSORTED = {
     "masked with zero": SELECTION.replace("Where(hidden, inf", "Where(hidden, zero_f"),
     "visible ones masked": SELECTION.replace("Where(hidden, inf, scores)", "Where(hidden, scores, inf)"),
     "masked by another mask": SELECTION.replace("c3 = Squeeze(c, i1)", "other = Less(k, q) c3 = Squeeze(other, i1)"),
-    "indices from outside": SELECTION.replace("(ones, chosen, none)", "(ones, arg, none)").replace(
-        "full = Shape", "arg = ArgMax<axis=-1, keepdims=1>(scores) full = Shape"
-    ).replace("cut = Shape(chosen)", "cut = Shape(arg)"),
+    "indices from outside": SELECTION.replace("(ones, chosen, none)", "(ones, arg, none)")
+    .replace("full = Shape", "arg = ArgMax<axis=-1, keepdims=1>(scores) full = Shape")
+    .replace("cut = Shape(chosen)", "cut = Shape(arg)"),
 }
 
 
@@ -225,7 +265,9 @@ def test_selections_that_are_not_sorted(body: str) -> None:
 
 
 def test_a_selection_under_another_mask() -> None:
-    result = selection(SELECTION.replace("And(e, picked)", "And(other, picked)").replace("y = And", "other = Not(e) y = And"))
+    result = selection(
+        SELECTION.replace("And(e, picked)", "And(other, picked)").replace("y = And", "other = Not(e) y = And")
+    )
     assert isinstance(result, Miss)
     assert result.code == "selection-not-causal"
 
@@ -235,7 +277,9 @@ NO_SELECTION = {
     "either": SELECTION.replace("y = And", "y = Or"),
     "along the queries": SELECTION.replace("ScatterElements<axis=-1>", "ScatterElements<axis=1>"),
     "nothing written": SELECTION.replace("none_f = ConstantOfShape(cut)", "none_f = Expand(one_f, cut)"),
-    "selection for every head alike": SELECTION.replace("four = Unsqueeze(left_out, i1) picked = Not(four)", "picked = Not(left_out)"),
+    "selection for every head alike": SELECTION.replace(
+        "four = Unsqueeze(left_out, i1) picked = Not(four)", "picked = Not(left_out)"
+    ),
     "heads for batches": SELECTION.replace("Unsqueeze(left_out, i1)", "Unsqueeze(left_out, i0)"),
     "no selection": BASE + "y = LessOrEqual(k, q)" + AND[AND.index(" no =") :],
 }
@@ -243,5 +287,11 @@ NO_SELECTION = {
 
 @pytest.mark.parametrize("body", NO_SELECTION.values(), ids=NO_SELECTION)
 def test_other_conjunctions(body: str) -> None:
-    model = graph(body, "m", **{**SELECTION_INPUTS, "x": "float[5,5,4]", "past": "float[5,3,4]", "scores": "float[5,5,8]"}, **INTS, **SELECTION_NUMBERS)
+    model = graph(
+        body,
+        "m",
+        **{**SELECTION_INPUTS, "x": "float[5,5,4]", "past": "float[5,3,4]", "scores": "float[5,5,8]"},
+        **INTS,
+        **SELECTION_NUMBERS,
+    )
     assert not isinstance(recognise_selection(value(model, "m"), Facts()), Selection)

@@ -149,10 +149,13 @@ INVERSES = {
     "the order of the order, downwards": ("again, y = TopK<axis=-1, largest=1, sorted=1>(order, eighteen)", False),
     "the order of the keys": ("again, y = TopK<axis=-1, largest=0, sorted=1>(keys, eighteen)", False),
     "the sorted order": ("y, again = TopK<axis=-1, largest=0, sorted=1>(order, eighteen)", False),
-    "added": (f"{BUFFER} y = ScatterElements<axis=0, reduction=\"add\">(b, order, all)", False),
+    "added": (f'{BUFFER} y = ScatterElements<axis=0, reduction="add">(b, order, all)', False),
     "of another order": (f"{BUFFER} y = ScatterElements<axis=0>(b, keys, all)", False),
     "other numbers": (f"{BUFFER} y = ScatterElements<axis=0>(b, order, keys)", False),
-    "numbers from one on": (f"{BUFFER} o = Add(n, step) from_one = Range(step, o, step) y = ScatterElements<axis=0>(b, order, from_one)", False),
+    "numbers from one on": (
+        f"{BUFFER} o = Add(n, step) from_one = Range(step, o, step) y = ScatterElements<axis=0>(b, order, from_one)",
+        False,
+    ),
     "the order itself": ("y = Identity(order)", False),
 }
 

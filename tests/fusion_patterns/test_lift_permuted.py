@@ -23,11 +23,14 @@ SPELLINGS = {
     "undone": ("a = Transpose<perm=[1,3,0,2]>(x) y = Transpose<perm=[2,0,3,1]>(a)", {}, "x", (0, 1, 2, 3)),
     "reversed twice": ("a = Transpose(x) y = Transpose<perm=[0,1,3,2]>(a)", {}, "x", (3, 2, 0, 1)),
     "folded by numbers": (FOLD, {"fold": [-1, 4, 6], "unfold": [2, 3, 6, 4], "x": "float[2,3,4,6]"}, "x", (0, 1, 3, 2)),
-    "folded, batch inferred": (FOLD, {"fold": [-1, 4, 6], "unfold": [-1, 3, 6, 4], "x": "float[2,3,4,6]"}, "x", (0, 1, 3, 2)),
+    "folded, batch inferred": (
+        FOLD,
+        {"fold": [-1, 4, 6], "unfold": [-1, 3, 6, 4], "x": "float[2,3,4,6]"},
+        "x",
+        (0, 1, 3, 2),
+    ),
     "folded by shape arithmetic": (
-        COMPUTED
-        + "fold = Concat<axis=0>(m1, second, last) unfold = Concat<axis=0>(lead, last, second)"
-        + FOLD,
+        COMPUTED + "fold = Concat<axis=0>(m1, second, last) unfold = Concat<axis=0>(lead, last, second)" + FOLD,
         {"m1": [-1], "m2": [-2], "int_max": [2**63 - 1], "int_min": [-(2**63)]},
         "x",
         (0, 1, 3, 2),

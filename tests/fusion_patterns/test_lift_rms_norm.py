@@ -13,7 +13,16 @@ from tests.fusion_patterns.claims import assert_true
 from tests.fusion_patterns.graphs import Run, graph, normal, value
 
 GAMMA = np.linspace(0.5, 1.5, 8, dtype=np.float32)
-CONSTANTS = {"g": GAMMA, "two": 2.0, "one": 1.0, "minus_half": -0.5, "eps": 0.25, "last": [-1], "first": [1], "three": 3.0}
+CONSTANTS = {
+    "g": GAMMA,
+    "two": 2.0,
+    "one": 1.0,
+    "minus_half": -0.5,
+    "eps": 0.25,
+    "last": [-1],
+    "first": [1],
+    "three": 3.0,
+}
 POW, MUL = "s = Pow(x, two)", "s = Mul(x, x)"
 MEAN = "m = ReduceMean<keepdims=1>(s, last)"
 EPS, EPS_LEFT = "a = Add(m, eps)", "a = Add(eps, m)"
@@ -33,7 +42,9 @@ SPELLINGS = {
 X = "float[B,S,8]"
 
 
-def recognise(parts: tuple[str, ...], opset: int = 20, x: str = X, **values: object) -> tuple[RmsNorm | Miss, Run | None]:
+def recognise(
+    parts: tuple[str, ...], opset: int = 20, x: str = X, **values: object
+) -> tuple[RmsNorm | Miss, Run | None]:
     model = graph("\n".join(parts), "y", opset, **{"x": x, **CONSTANTS, **values})
     result = recognise_rms_norm(value(model, "y"), Facts())
     if isinstance(result, RmsNorm) and x == X:
@@ -51,7 +62,9 @@ def test_spellings(parts: tuple[str, ...]) -> None:
 
 
 def test_axes_as_an_attribute_before_opset_18() -> None:
-    norm, _ = recognise((POW, "m = ReduceMean<axes=[-1], keepdims=1>(s)", EPS, RECIPROCAL, SCALED, GAMMA_FIRST), opset=17)
+    norm, _ = recognise(
+        (POW, "m = ReduceMean<axes=[-1], keepdims=1>(s)", EPS, RECIPROCAL, SCALED, GAMMA_FIRST), opset=17
+    )
     assert isinstance(norm, RmsNorm)
 
 
@@ -91,8 +104,22 @@ HF = SPELLINGS["Hugging Face"]
 OTHERS = {
     "another axis": (HF, {"last": [1]}),
     "two axes": (HF, {"last": [1, 2]}),
-    "epsilon outside the root": (("s = Pow(x, two)", MEAN, "q = Sqrt(m)", "a = Add(q, eps)", "r = Reciprocal(a)", SCALED, GAMMA_FIRST), {}),
-    "epsilon before the mean": (("p = Pow(x, two)", "s = Add(p, eps)", "m = ReduceMean<keepdims=1>(s, last)", ROOT.replace("a", "m"), "r = Reciprocal(q)", SCALED, GAMMA_FIRST), {}),
+    "epsilon outside the root": (
+        ("s = Pow(x, two)", MEAN, "q = Sqrt(m)", "a = Add(q, eps)", "r = Reciprocal(a)", SCALED, GAMMA_FIRST),
+        {},
+    ),
+    "epsilon before the mean": (
+        (
+            "p = Pow(x, two)",
+            "s = Add(p, eps)",
+            "m = ReduceMean<keepdims=1>(s, last)",
+            ROOT.replace("a", "m"),
+            "r = Reciprocal(q)",
+            SCALED,
+            GAMMA_FIRST,
+        ),
+        {},
+    ),
     "no epsilon": ((POW, MEAN, "q = Sqrt(m)", "r = Reciprocal(q)", SCALED, GAMMA_FIRST), {}),
     "epsilon per feature": (HF, {"eps": np.full(8, 0.25, np.float32)}),
     "cubes": (HF, {"two": 3.0}),

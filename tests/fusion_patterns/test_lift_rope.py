@@ -44,7 +44,8 @@ c4 = Unsqueeze(cos, i1) s4 = Unsqueeze(sin, i1) c = Unsqueeze(c4, minus_one) s =
 """
 SUM = "xc = Mul(x, c) rs = Mul(r, s) y = Add(xc, rs)"
 ROTATE_HALF = f"""
-u = Slice(x, four, int_max, last, i1) l = Slice(x, i0, four, last, i1) n = Neg(u) r = Concat<axis=-1>(n, l) {ANGLES} {SUM}
+u = Slice(x, four, int_max, last, i1) l = Slice(x, i0, four, last, i1) n = Neg(u) r = Concat<axis=-1>(n, l)
+{ANGLES} {SUM}
 """
 DRAWN_APART = "p = Reshape(z, pairs) q = Transpose<perm=[0,1,2,4,3]>(p) x = Reshape(q, wide)" + ROTATE_HALF
 SHAPES = {"x": (2, 3, 5, 8), "z": (2, 3, 5, 8), "narrow": (2, 5, 4), "wide": (2, 5, 8)}
@@ -155,7 +156,14 @@ def test_head_axis(body: str, wide: bool, axis: list[int], head_axis: int) -> No
 
 
 def test_two_halves_without_their_concat() -> None:
-    model = graph(swap(EVEN_ODD, ("y = Concat<axis=-1>(f, g)", "y = Concat<axis=-1>(x, f, g)")), "y", **CONSTANTS, x="float[2,3,5,8]", cos="float[2,5,4]", sin="float[2,5,4]")
+    model = graph(
+        swap(EVEN_ODD, ("y = Concat<axis=-1>(f, g)", "y = Concat<axis=-1>(x, f, g)")),
+        "y",
+        **CONSTANTS,
+        x="float[2,3,5,8]",
+        cos="float[2,5,4]",
+        sin="float[2,5,4]",
+    )
     parts = value(model, "f"), value(model, "g")
     rope = recognise_rope_of(parts, Facts())
     assert isinstance(rope, Rope)
@@ -176,40 +184,71 @@ def test_halves_of_wide_angles_may_differ() -> None:
 
 
 OTHERS = {
-    "cos and sin exchanged in the second half": swap(EVEN_ODD, ("oc = Mul(o, c)", "oc = Mul(o, s)"), ("es = Mul(e, s)", "es = Mul(e, c)")),
-    "even and odd exchanged in the second half": swap(EVEN_ODD, ("oc = Mul(o, c)", "oc = Mul(e, c)"), ("es = Mul(e, s)", "es = Mul(o, s)")),
-    "even and odd exchanged": swap(EVEN_ODD, ("e = Slice(x, i0", "e = Slice(x, i1"), ("o = Slice(x, i1", "o = Slice(x, i0")),
+    "cos and sin exchanged in the second half": swap(
+        EVEN_ODD, ("oc = Mul(o, c)", "oc = Mul(o, s)"), ("es = Mul(e, s)", "es = Mul(e, c)")
+    ),
+    "even and odd exchanged in the second half": swap(
+        EVEN_ODD, ("oc = Mul(o, c)", "oc = Mul(e, c)"), ("es = Mul(e, s)", "es = Mul(o, s)")
+    ),
+    "even and odd exchanged": swap(
+        EVEN_ODD, ("e = Slice(x, i0", "e = Slice(x, i1"), ("o = Slice(x, i1", "o = Slice(x, i0")
+    ),
     "sign of the first half": swap(EVEN_ODD, ("f = Sub(ec, os)", "f = Add(ec, os)")),
     "sign of the second half": swap(EVEN_ODD, ("g = Add(oc, es)", "g = Sub(oc, es)")),
     "difference the wrong way round": swap(EVEN_ODD, ("f = Sub(ec, os)", "f = Sub(os, ec)")),
     "results exchanged": swap(EVEN_ODD, ("(f, g)", "(g, f)")),
     "concatenated along another axis": swap(EVEN_ODD, ("axis=-1", "axis=2")),
     "even features twice": swap(EVEN_ODD, ("i1, int_max", "i0, int_max")),
-    "halves for even and odd": swap(EVEN_ODD, (EVEN, "e = Slice(x, i0, four, last, i1)"), (ODD, "o = Slice(x, four, eight, last, i1)")),
+    "halves for even and odd": swap(
+        EVEN_ODD, (EVEN, "e = Slice(x, i0, four, last, i1)"), (ODD, "o = Slice(x, four, eight, last, i1)")
+    ),
     "features of two values": swap(EVEN_ODD, ("o = Slice(x", "o = Slice(other")),
     "angles per head": swap(EVEN_ODD, ("c = Unsqueeze(cos, i1)", "c = Relu(per_head)")),
     "stacked the other way round": swap(STACKED, ("(fu, gu)", "(gu, fu)")),
-    "stacked before the pairs": swap(STACKED, ("Unsqueeze(f, minus_one)", "Unsqueeze(f, last)"), ("Unsqueeze(g, minus_one)", "Unsqueeze(g, last)"), ("t = Concat<axis=-1>", "t = Concat<axis=3>")),
+    "stacked before the pairs": swap(
+        STACKED,
+        ("Unsqueeze(f, minus_one)", "Unsqueeze(f, last)"),
+        ("Unsqueeze(g, minus_one)", "Unsqueeze(g, last)"),
+        ("t = Concat<axis=-1>", "t = Concat<axis=3>"),
+    ),
     "stacked, not folded": swap(STACKED, ("y = Reshape(t, wide)", "y = Relu(t)")),
     "stacked, folded into the tokens": swap(STACKED, ("y = Reshape(t, wide)", "y = Reshape(t, tokens)")),
     "complex, real part twice": swap(COMPLEX, ("o = Slice(p, i1, i2", "o = Slice(p, i0, i1")),
-    "complex, of halves": swap(COMPLEX, ("Reshape(x, pairs)", "Reshape(x, halved)"), ("end_axis", "last")).replace("y = Reshape(t, wide)", "y = Relu(t)"),
+    "complex, of halves": swap(COMPLEX, ("Reshape(x, pairs)", "Reshape(x, halved)"), ("end_axis", "last")).replace(
+        "y = Reshape(t, wide)", "y = Relu(t)"
+    ),
 }
 WIDE_OTHERS = {
     "no minus": swap(ROTATE_HALF, ("(n, l)", "(u, l)")),
-    "minus on the other half": swap(ROTATE_HALF, ("n = Neg(u) r = Concat<axis=-1>(n, l)", "n = Neg(l) r = Concat<axis=-1>(u, n)")),
-    "halves not exchanged": swap(ROTATE_HALF, ("n = Neg(u) r = Concat<axis=-1>(n, l)", "n = Neg(l) r = Concat<axis=-1>(n, u)")),
+    "minus on the other half": swap(
+        ROTATE_HALF, ("n = Neg(u) r = Concat<axis=-1>(n, l)", "n = Neg(l) r = Concat<axis=-1>(u, n)")
+    ),
+    "halves not exchanged": swap(
+        ROTATE_HALF, ("n = Neg(u) r = Concat<axis=-1>(n, l)", "n = Neg(l) r = Concat<axis=-1>(n, u)")
+    ),
     "subtracted": swap(ROTATE_HALF, ("Add(xc, rs)", "Sub(xc, rs)")),
     "rotated value of another": swap(ROTATE_HALF, ("Mul(x, c)", "Mul(other, c)")),
     "lower half of another": swap(ROTATE_HALF, ("l = Slice(x", "l = Slice(other")),
     "upper part shifted": swap(ROTATE_HALF, ("Slice(x, four, int_max", "Slice(x, i2, six")),
-    "upper part of every second": swap(ROTATE_HALF, ("Slice(x, four, int_max, last, i1)", "Slice(x, i0, int_max, last, i2)")),
-    "halves along the tokens": swap(ROTATE_HALF, ("axis=-1", "axis=2"), ("last, i1", "i2, i1"), ("four, int_max", "i2, int_max"), ("i0, four", "i0, i2")),
+    "upper part of every second": swap(
+        ROTATE_HALF, ("Slice(x, four, int_max, last, i1)", "Slice(x, i0, int_max, last, i2)")
+    ),
+    "halves along the tokens": swap(
+        ROTATE_HALF,
+        ("axis=-1", "axis=2"),
+        ("last, i1", "i2, i1"),
+        ("four, int_max", "i2, int_max"),
+        ("i0, four", "i0, i2"),
+    ),
     "another function": "y = Add(x, x)",
 }
 
 
-@pytest.mark.parametrize(("body", "wide"), [*((b, False) for b in OTHERS.values()), *((b, True) for b in WIDE_OTHERS.values())], ids=[*OTHERS, *WIDE_OTHERS])
+@pytest.mark.parametrize(
+    ("body", "wide"),
+    [*((b, False) for b in OTHERS.values()), *((b, True) for b in WIDE_OTHERS.values())],
+    ids=[*OTHERS, *WIDE_OTHERS],
+)
 def test_others_are_refused(body: str, wide: bool) -> None:
     tokens = "halves along the tokens"
     more = {"other": "float[2,3,5,8]", "per_head": "float[2,3,5,4]", "tokens": [2, 3, 10, 4], "halved": [2, 3, 5, 2, 4]}
@@ -234,10 +273,23 @@ def test_angles_of_another_width_are_refused() -> None:
 
 
 def test_part_of_the_features_rotated_by_the_operator_is_refused() -> None:
-    result = recognise("y = RotaryEmbedding<rotary_embedding_dim=4, num_heads=3>(x, cos, sin)", False, 23, cos="float[2,5,2]", sin="float[2,5,2]")
+    result = recognise(
+        "y = RotaryEmbedding<rotary_embedding_dim=4, num_heads=3>(x, cos, sin)",
+        False,
+        23,
+        cos="float[2,5,2]",
+        sin="float[2,5,2]",
+    )
     assert isinstance(result, Miss)
 
 
 def test_tables_looked_up_by_the_operator_are_refused() -> None:
-    result = recognise("y = RotaryEmbedding(x, cos, sin, positions)", False, 23, cos="float[9,4]", sin="float[9,4]", positions=np.arange(10).reshape(2, 5))
+    result = recognise(
+        "y = RotaryEmbedding(x, cos, sin, positions)",
+        False,
+        23,
+        cos="float[9,4]",
+        sin="float[9,4]",
+        positions=np.arange(10).reshape(2, 5),
+    )
     assert isinstance(result, Miss)

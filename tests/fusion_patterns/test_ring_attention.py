@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ascend_onnx.storage import load
 from ascend_onnx.verify import verify
@@ -44,7 +45,9 @@ def used(body: str, values: Mapping[str, object]) -> dict[str, object]:
 
 
 def built(body: str, outputs: str, values: Mapping[str, object], opset: int = 18) -> ir.Model:
-    return graph(body, outputs, opset, **used(body, values))
+    model = graph(body, outputs, opset, **used(body, values))
+    RemoveUnusedNodesPass()(model)
+    return model
 
 
 def rules_of(model: ir.Model) -> dict[str, str]:
@@ -254,7 +257,9 @@ def test_log_sum_exps_with_heads_first() -> None:
 
 
 def test_heads_before_tokens() -> None:
-    body = f"d = Sub(cl, pl) e = Exp(d) a = Add(unit, e) g = Log(a) l = Add(pl, g) {BY_DIFFERENCES}".replace("c,", "cl,")
+    body = f"d = Sub(cl, pl) e = Exp(d) a = Add(unit, e) g = Log(a) l = Add(pl, g) {BY_DIFFERENCES}".replace(
+        "c,", "cl,"
+    )
     values = {"pa": "float[B,N,S,16]", "ca": "float[B,N,S,16]", "pl": "float[B,N,S,1]", "cl": "float[B,N,S,1]"}
     assert_merged(built(body, "o l", values))
 
@@ -365,6 +370,27 @@ TWINS = {
 }  # fmt: skip
 
 
+def lse(old: str, new: str, name: str = "log(1 + exp)") -> tuple[str, str]:
+    return "merge-weights", changed(old, new, LSE_SPELLINGS[name])
+
+
+LSE_TWINS = {
+    "difference the other way round": lse("d = Sub(c, pl)", "d = Sub(pl, c)"),
+    "logarithm subtracted": lse("l = Add(pl, g)", "l = Sub(pl, g)"),
+    "logarithm added to the other": lse("l = Add(pl, g)", "l = Add(c, g)"),
+    "1 not added": lse("a = Add(unit, e)", "a = Identity(e)"),
+    "2 added": lse("a = Add(unit, e)", "a = Add(e, double)"),
+    "exponential missing": lse("ce = Exp(cd)", "ce = Identity(cd)"),
+    "weight rises with the others": lse("pd = Sub(pl, l)", "pd = Sub(l, pl)"),
+    "weights of one": lse("cd = Sub(c, l)", "cd = Sub(pl, l)"),
+    "logarithm to the base 2": lse("g = Log(a)", "n = Log(a)  g = Mul(n, double)"),
+    "other attention added": lse("x = Mul(g, i)  o = Sub(pa, x)", "x = Mul(g, i)  o = Add(pa, x)", "sigmoid"),
+    "sum of attentions": lse("i = Sub(pa, ca)", "i = Add(pa, ca)", "sigmoid"),
+    "not normalised": lse("pr = Div(pe, s)  cr = Div(ce, s)", "pr = Identity(pe)  cr = Identity(ce)", "max and log of the sum"),
+    "one-sided": lse("cr = Div(ce, s)", "cr = Identity(ce)", "max and log of the sum"),
+}  # fmt: skip
+
+
 def assert_missed(model: ir.Model, code: str) -> None:
     before = [(node.op_type, node.name) for node in model.graph]
     report = fuse(model, validate="none")
@@ -376,4 +402,111 @@ def assert_missed(model: ir.Model, code: str) -> None:
 
 @pytest.mark.parametrize(("code", "body"), TWINS.values(), ids=TWINS)
 def test_twins(code: str, body: str) -> None:
-    assert_missed(built(body, "o", {**TND, "half": 0.5}), code)
+    assert_missed(built(body, "o m s" if "m = " in body and "s = " in body else "o", {**TND, "half": 0.5}), code)
+
+
+@pytest.mark.parametrize(("code", "body"), LSE_TWINS.values(), ids=LSE_TWINS)
+def test_twins_of_log_sum_exps(code: str, body: str) -> None:
+    assert_missed(built(body, "o l", {**BSND, "double": 2.0}), code)
+
+
+SBH_TWINS = {
+    "features before heads": changed("perm=[2,0,1,3]", "perm=[2,0,3,1]", HEADS_OF_SBH),
+    "tokens as lanes": HEADS_OF_SBH.replace("<axis=3>", "<axis=2>"),
+}
+
+
+@pytest.mark.parametrize("heads", SBH_TWINS.values(), ids=SBH_TWINS)
+def test_twins_of_layouts_beside_sbh(heads: str) -> None:
+    values = {name: spec.replace("S,B", "8,2").replace("B,4,S", "2,4,8") for name, spec in SBH.items()}
+    assert_missed(built(f"{WEIGHTS} {heads} {SUM}", "o m s", values), "merge-layout")
+
+
+def test_batches_and_heads_exchanged() -> None:
+    values = {name: spec.replace("S,B", "8,4").replace("B,4,S", "4,4,8") for name, spec in SBH.items()}
+    body = f"{WEIGHTS} {HEADS_OF_SBH} {SUM}"
+    assert_merged(built(body, "o m s", values))
+    exchanged = built(changed("perm=[2,0,1,3]", "perm=[2,1,0,3]", body), "o m s", values)
+    copy, report = fused(exchanged, validate="none")
+    assert report.counts in ({}, {RING: 1})
+    assert verify(exchanged, copy, rules=rules_of(exchanged)).equal
+
+
+def test_heads_as_lanes() -> None:
+    body = (
+        f"{WEIGHTS} pk = Gather<axis=1>(pr, lane)  pf = Unsqueeze(pk, last)  ck = Gather<axis=1>(cr, lane)"
+        f"  cf = Unsqueeze(ck, last) {SUM}"
+    )
+    assert_missed(
+        built(body, "o m s", {name: spec.replace("T,4", "T,8") for name, spec in TND.items()}), "merge-layout"
+    )
+
+
+def test_statistics_that_all_heads_share() -> None:
+    values = {**TND, **dict.fromkeys(("pm", "ps", "cm", "cs"), "float[T,1,1]")}
+    assert_missed(
+        built(f"{WEIGHTS} px = Mul(pa, pr)  cx = Mul(ca, cr)  o = Add(px, cx)", "o m s", values), "merge-layout"
+    )
+
+
+def test_double_precision() -> None:
+    values = {name: spec.replace("float", "double") for name, spec in TND.items()}
+    assert_missed(built(RING_SPELLINGS["slices"], "o m s", values), "dtype")
+
+
+def test_a_third_attention() -> None:
+    model = built(f"{RING_SPELLINGS['slices']} z = Mul(aa, cf)  w = Add(o, z)", "w m s", {**TND, "aa": TND["pa"]})
+    _, report = assert_merged(model)
+    assert [missed.code for missed in report.missed] == ["merge-weights"]
+
+
+CONSISTENT = {
+    "attentions exchanged": changed("px = Mul(pa, pf)  cx = Mul(ca, cf)", "px = Mul(pa, cf)  cx = Mul(ca, pf)"),
+    "sums exchanged": changed("cw = Mul(cs, ce)", "cw = Mul(ps, ce)", changed("pw = Mul(ps, pe)", "pw = Mul(cs, pe)")),
+    "one sum for both": changed("cw = Mul(cs, ce)", "cw = Mul(ps, ce)"),
+}
+
+
+@pytest.mark.parametrize("body", CONSISTENT.values(), ids=CONSISTENT)
+def test_other_pairs_of_attention_and_statistics_are_merged_as_they_are_paired(body: str) -> None:
+    assert_merged(built(body, "o m s", TND))
+
+
+# --- What is none -----------------------------------------------------------------------------------------------------
+
+OTHERS = {
+    "a softmax": "m = ReduceMax<keepdims=1>(pa, last)  d = Sub(pa, m)  e = Exp(d)  s = ReduceSum<keepdims=1>(e, last) "
+    " y = Div(e, s)  o = Add(y, ca)",
+    "a gate per row": "g = Sigmoid(pl)  px = Mul(g, pa)  h = Sub(unit, g)  cx = Mul(h, ca)  o = Add(px, cx)",
+    "a gated linear unit": "d = Sub(pa, ca)  g = Sigmoid(d)  y = Mul(g, pa)  o = Add(y, ca)",
+    "a decayed state": "e = Exp(pl)  x = Mul(e, pa)  o = Add(x, ca)",
+    "sums alone": "m = Max(pl, cl)  pd = Sub(pl, m)  e = Exp(pd)  cd = Sub(cl, m)  f = Exp(cd)  o = Add(e, f)",
+}
+
+
+@pytest.mark.parametrize("body", OTHERS.values(), ids=OTHERS)
+def test_others_are_no_candidates(body: str) -> None:
+    values = {"pa": "float[T,4,16]", "ca": "float[T,4,16]", "pl": "float[T,4,1]", "cl": "float[T,4,1]"}
+    report = fuse(built(body, "o", values), validate="none")
+    assert (report.counts, report.missed) == ({}, [])
+
+
+def test_a_long_chain_of_sums_takes_linear_time() -> None:
+    def seconds(steps: int) -> float:
+        body = " ".join(
+            f"d{i} = Sub(pl, x{i - 1}) e{i} = Exp(d{i}) y{i} = Mul(h{i - 1}, e{i}) h{i} = Add(y{i}, ca) "
+            f"x{i} = Add(x{i - 1}, cl)"
+            for i in range(1, steps)
+        )
+        model = graph(
+            f"h0 = Identity(pa) x0 = Identity(cl) {body}",
+            f"h{steps - 1}",
+            18,
+            pa="float[T,4,16]",
+            ca="float[T,4,16]",
+            pl="float[T,4,1]",
+            cl="float[T,4,1]",
+        )
+        return min(find(model).seconds["match"] for _ in range(2))
+
+    assert seconds(800) < 6 * seconds(200)

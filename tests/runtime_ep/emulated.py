@@ -75,7 +75,7 @@ def run_on_device(
         if kind == "out" and name not in outputs:
             outputs[name] = ((0,), np.dtype(np.float32))
     results = launch(acl, operator, given, values, outputs)
-    return {name: results[name] for name in asked if results[name].size}
+    return {name: results[name] for name in asked}
 
 
 def prolog_weight(weight: Array) -> Packed:

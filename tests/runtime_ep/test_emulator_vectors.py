@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.operators.compare import compare_within
@@ -17,12 +16,11 @@ from .emulated import product_of, run_on_device
 pytestmark = pytest.mark.skipif(library_path() is None, reason="the emulator is not built")
 
 
-def disagreements(vector: Vector, actual: dict[str, Array]) -> list[str]:
+def disagreements(vector: Vector, published: set[str], actual: dict[str, Array]) -> list[str]:
     oracle = ORACLES[vector.operator](vector.inputs, vector.attributes)
     return [
         sentence
-        for name in vector.outputs
-        if name in actual
+        for name in published
         for sentence in compare_within(
             name,
             actual[name],
@@ -38,10 +36,10 @@ def disagreements(vector: Vector, actual: dict[str, Array]) -> list[str]:
 def test_vector(path: Path) -> None:
     vector = read_vector(path)
     attributes = dict(vector.attributes)
+    published = set(vector.outputs)
     if attributes.get("layout_kv") == "PA_BSND":
         attributes["return_softmax_lse"] = 0  # the device gives statistics with unpaged keys only
+        published = {"attention_out"}
     with device(product_of(vector.operator, vector.attributes), relax=("hidden", "head_dim", "rank")) as acl:
         actual = run_on_device(acl, vector.operator, vector.inputs, attributes)
-    assert disagreements(vector, actual) == []
-    assert set(actual) & set(vector.outputs)
-    assert all(isinstance(array, np.ndarray) for array in actual.values())
+    assert disagreements(vector, published, actual) == []

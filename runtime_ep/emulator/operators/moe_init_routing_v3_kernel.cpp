@@ -189,9 +189,9 @@ class Expander {
 
 void run(const std::vector<Operand>& operands, const Configuration& call) {
     const Routing routing = route(operands[expert_idx], call);
-    const Operand& expanded = operands[expanded_x];
+    const Shape& expanded = operands[expanded_x].shape();
     const std::int64_t width = operands[x].shape()[1];
-    const std::int64_t count = width == 0 ? 0 : expanded.shape().elements() / width;
+    const std::int64_t count = call.drop_pad ? expanded[0] * expanded[1] : expanded[0];
     const Rows rows = rows_of(routing, call, count);
     write_row_idx(operands[expanded_row_idx], routing, rows, call);
     write_counts(operands[expert_tokens_count_or_cumsum], routing, call);
