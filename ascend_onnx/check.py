@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import onnx
 import onnx_ir as ir
 
 from ascend_onnx.errors import InputError
-from ascend_onnx.operator import Call, Product
+from ascend_onnx.limits import INVALID, NULL
+from ascend_onnx.operator import Bound, Call, Constraint, Product
 from ascend_onnx.operators import OPERATORS
 from ascend_onnx.schema import domain_nodes, infer_types, untyped_input
 from ascend_onnx.storage import load
 
-__all__ = ["Finding", "check", "check_call"]
+__all__ = ["RELAX", "Finding", "check", "check_call"]
 
-_NULL_POINTER = 161001
-_INVALID_PARAMETER = 161002
+RELAX = "ASCEND_EMULATOR_RELAX"
+"""The environment variable that lifts bounds, here as in the emulator: names of `Bound`, separated by commas."""
 _NO_KERNEL_PACKAGE = 561112
 
 
@@ -41,9 +44,10 @@ def check(model: str | Path | onnx.ModelProto | ir.Model, target: str = "any") -
     """The limits that nodes of the domain break, in subgraphs too. The model is not changed.
 
     `target` is a product, "a2", "a3" or "950", or "any": then a node has findings only if no product would launch it.
-    A limit whose facts the model does not state (a symbolic dimension) is not broken.
+    A limit whose facts the model does not state (a symbolic dimension) is not broken, and the bounds that `RELAX` names
+    are lifted.
 
-    Raises `InputError` for another target, and for a model that cannot be loaded.
+    Raises `InputError` for another target or bound, and for a model that cannot be loaded.
     """
     products = _products(target)
     loaded = load(model)
@@ -64,9 +68,10 @@ def check_call(call: Call, products: Collection[Product] = tuple(Product), node:
     have names the ones that do.
     """
     products = [product for product in products if product in call.operator.products] or products
+    lifted = _lifted_bounds()
     broken: dict[Finding, list[Product]] = {}
     for product in products:
-        findings = list(_findings(call, product, node))
+        findings = list(_findings(call, product, lifted, node))
         if not findings:
             return []
         for finding in findings:
@@ -87,11 +92,25 @@ def _products(target: str) -> tuple[Product, ...]:
         raise InputError(f"the target must be one of {expected}, got {target!r}") from None
 
 
+def _lifted_bounds() -> frozenset[str]:
+    names = frozenset(name for name in os.environ.get(RELAX, "").split(",") if name)
+    if names - set(get_args(Bound)):
+        raise InputError(f"{RELAX} takes {', '.join(get_args(Bound))}, got {', '.join(sorted(names))}")
+    return names
+
+
+def _sentence(constraint: Constraint, call: Call, lifted: frozenset[str]) -> str | None:
+    """What is wrong by this limit, or by what remains of it where its bound is lifted."""
+    if constraint.bound not in lifted:
+        return constraint.broken(call)
+    return None if constraint.relaxed is None else constraint.relaxed(call)
+
+
 def _names(products: list[Product]) -> str:
     return "on " + ", ".join(product.value for product in products)
 
 
-def _findings(call: Call, product: Product, node: str) -> Iterator[Finding]:
+def _findings(call: Call, product: Product, lifted: frozenset[str], node: str) -> Iterator[Finding]:
     operator = call.operator
 
     def finding(rule: str, code: int, message: str, source: str = operator.source) -> Finding:
@@ -101,21 +120,21 @@ def _findings(call: Call, product: Product, node: str) -> Iterator[Finding]:
         yield finding("product", _NO_KERNEL_PACKAGE, f"{operator.name} does not exist for the product {product.value}")
         return
     if call.missing:
-        yield finding("missing", _NULL_POINTER, f"{', '.join(call.missing)} must be given, got none")
+        yield finding("missing", NULL, f"{', '.join(call.missing)} must be given, got none")
         return
     for declared in operator.inputs:
         dtype = call.input(declared.name).dtype
         if dtype is not None and dtype not in declared.types:
             expected = ", ".join(t.name.lower() for t in declared.types)
             message = f"{declared.name} must be {expected}, got {dtype.name.lower()}"
-            yield finding("input_type", _INVALID_PARAMETER, message)
+            yield finding("input_type", INVALID, message)
     for attribute in operator.attributes:
         value = call.attributes.get(attribute.name)
         if value is not None and attribute.choices and value not in attribute.choices:
             expected = ", ".join(map(str, attribute.choices))
             message = f"{attribute.name} must be one of {expected}, got {value}"
-            yield finding("attribute_value", _INVALID_PARAMETER, message)
+            yield finding("attribute_value", INVALID, message)
     for constraint in operator.constraints:
-        sentence = constraint.broken(call) if product in constraint.products else None
+        sentence = _sentence(constraint, call, lifted) if product in constraint.products else None
         if sentence is not None:
             yield finding(constraint.rule, constraint.code, sentence, constraint.source)

@@ -1,8 +1,14 @@
-"""The domain as JSON and as one Markdown page per operator, both derived from the operators' descriptions."""
+"""The domain as JSON and as one Markdown page per operator, both derived from the operators' descriptions.
+
+`python -m ascend_onnx.documentation docs/operators` writes the pages.
+"""
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -10,7 +16,7 @@ import onnx_ir as ir
 from ascend_onnx.operator import DOMAIN, VERSION, Attribute, Constraint, Input, Operator, Output, Product
 from ascend_onnx.operators import OPERATORS
 
-__all__ = ["domain_json", "operator_markdown"]
+__all__ = ["domain_json", "operator_markdown", "write_pages"]
 
 
 def domain_json() -> dict[str, Any]:
@@ -77,6 +83,7 @@ def operator_markdown(operator: Operator) -> str:
     described = _operator(operator)
     sections = [
         f"# {operator.name}",
+        _overview(operator),
         operator.description,
         f"Domain `{DOMAIN}`, version {VERSION}. On a device: `{operator.aclnn}`, "
         f"on {', '.join(_PRODUCT_NAMES[product] for product in Product if product in operator.products)}. "
@@ -96,6 +103,19 @@ def operator_markdown(operator: Operator) -> str:
         _table(("Rule", "Products", "Limit", "Status", "Source"), [_limit_row(value) for value in described["limits"]]),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def write_pages(folder: Path) -> None:
+    """One page per operator in `folder`, NAME.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for operator in OPERATORS.values():
+        (folder / f"{operator.name}.md").write_text(operator_markdown(operator), encoding="utf-8")
+
+
+def _overview(operator: Operator) -> str:
+    """What the operator's module says of it: one sentence, the steps, the letters of its shapes."""
+    words = inspect.getdoc(inspect.getmodule(operator.reference)) or ""
+    return words.removeprefix(f"{operator.name}: ")
 
 
 _PRODUCT_NAMES = {Product.A2: "Atlas A2", Product.A3: "Atlas A3", Product.ASCEND_950: "Ascend 950"}
@@ -126,3 +146,7 @@ def _limit_row(limit: dict[str, Any]) -> Sequence[str]:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))

@@ -17,12 +17,17 @@ __all__ = ["Emitter"]
 class Emitter:
     """Collects new nodes and initializers for one graph; nothing is inserted before `commit`."""
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, root: ir.Graph) -> None:
+        """Nodes go into `graph`, initializers into `root`, which it is nested in or the same as."""
         self._graph = graph
-        self._taken = {value.name for value in graph.inputs} | set(graph.initializers)
-        for node in graph:
-            self._taken.add(node.name)
-            self._taken.update(output.name for output in node.outputs)
+        self._root = root
+        self._taken: set[str | None] = set()
+        for known in (root,) if graph is root else (root, graph):
+            self._taken.update(value.name for value in known.inputs)
+            self._taken.update(known.initializers)
+            for node in known:
+                self._taken.add(node.name)
+                self._taken.update(output.name for output in node.outputs)
         self._shared: dict[Any, Any] = {}
         self._counters: dict[str, int] = {}
         self.nodes: list[ir.Node] = []
@@ -127,7 +132,7 @@ class Emitter:
             shape=ir.Shape([int(str(dim)) for dim in tensor.shape]),
             const_value=tensor,
         )
-        self._graph.initializers.add(value)
+        self._root.initializers.add(value)
         return value
 
     def shared(self, key: Any, build: Callable[[], Any]) -> Any:

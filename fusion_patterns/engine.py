@@ -91,11 +91,16 @@ class Candidate:
 
 @dataclass
 class Decisions:
-    """All matches in graph order, disjoint in what they replace, and all misses; and the shapes they were found by."""
+    """All matches of one graph in order, disjoint in what they replace, and all misses.
 
+    `shapes` are those they were found by, `subgraphs` the bodies of its If, Loop and Scan nodes.
+    """
+
+    graph: ir.Graph
     matches: list[Match] = field(default_factory=list)
     misses: list[Candidate] = field(default_factory=list)
     shapes: Mapping[ir.Value, ir.Shape] = field(default_factory=dict)
+    subgraphs: list[ir.Graph] = field(default_factory=list)
 
 
 def label(node: ir.Node) -> str:
@@ -119,8 +124,10 @@ def decide(
     for fusion in fusions:
         for op_type in fusion.anchors:
             by_anchor.setdefault(op_type, []).append(fusion)
-    facts, decisions, claimed = Facts(shapes, assumed, only), Decisions(shapes=shapes or {}), set[ir.Value]()
+    facts, decisions, claimed = Facts(shapes, assumed, only), Decisions(graph, shapes=shapes or {}), set[ir.Value]()
     for node in graph:
+        if node.op_type in _NESTING:
+            decisions.subgraphs.extend(_bodies(node))
         for fusion in by_anchor.get(node.op_type, ()):
             for outcome in fusion.match(node, facts):
                 if isinstance(outcome, Candidate):
@@ -137,6 +144,15 @@ def decide(
     return decisions
 
 
+_NESTING = ("If", "Loop", "Scan")
+
+
+def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    for given in node.attributes.values():
+        if given.type == ir.AttributeType.GRAPH and not given.is_ref():
+            yield given.as_graph()
+
+
 def _not_assumed(match: Match, facts: Facts) -> Miss | None:
     missing = [name for name in match.assumed if name not in facts.assumed]
     if not missing:
@@ -145,12 +161,15 @@ def _not_assumed(match: Match, facts: Facts) -> Miss | None:
 
 
 def apply(
-    graph: ir.Graph, matches: Sequence[Match], progress: Callable[[int, int], None]
+    graph: ir.Graph, matches: Sequence[Match], progress: Callable[[int, int], None], root: ir.Graph | None = None
 ) -> list[tuple[Fused, ir.Node]]:
-    """Replace every match, drop what nothing reads any more, restore topological order; the new nodes of the domain."""
+    """Replace every match, drop what nothing reads any more, restore topological order; the new nodes of the domain.
+
+    New weights become initializers of `root`, the graph that all others are nested in (`graph` itself by default).
+    """
     if not matches:
         return []
-    emitter, sweep = Emitter(graph), _Sweep(graph)
+    emitter, sweep = Emitter(graph, root or graph), _Sweep(graph)
     made: list[tuple[Match, list[ir.Node], list[ir.Node]]] = []
     for done, match in enumerate(matches):
         progress(done, len(matches))

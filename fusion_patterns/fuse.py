@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ascend_onnx.check import check_call
 from ascend_onnx.errors import InputError
 from ascend_onnx.functions import attach_functions
-from ascend_onnx.operator import Product
+from ascend_onnx.operator import DOMAIN, Product
 from ascend_onnx.operators import OPERATORS
 from ascend_onnx.storage import load
 from fusion_patterns.engine import Candidate, Decisions, Fusion, Match, apply, decide, planned, timed
@@ -21,19 +21,25 @@ from fusion_patterns.miss import Miss, miss
 from fusion_patterns.mla_projection import MlaProjection
 from fusion_patterns.mla_prolog import MlaProlog
 from fusion_patterns.moe_init_routing import MoeInitRouting
-from fusion_patterns.report import KvCache, Report
+from fusion_patterns.report import Fused, KvCache, Missed, Report
 from fusion_patterns.ring_attention import RingAttention
 from fusion_patterns.selected_attention import SelectedKeys
 from fusion_patterns.shapes import complete_shapes, has_shapes
 from fusion_patterns.validate import sample, validate
 
-__all__ = ["ASSUMPTIONS", "FUSIONS", "find", "fuse"]
+__all__ = ["ASSUMPTIONS", "FUSIONS", "default_assumptions", "find", "fuse"]
 
 FUSIONS: tuple[Fusion, ...] = (MlaProlog(), MlaProjection(), SelectedKeys(), MoeInitRouting(), RingAttention())
 
 _DEFAULT_ASSUMPTIONS = ("expert-ids-in-range", "indices-valid", "slots-valid", "softmax-lanes-equal")
 ASSUMPTIONS = (*_DEFAULT_ASSUMPTIONS, "causal-mask")
 """Facts about graph inputs that no graph can prove; all but the last hold unless switched off."""
+
+
+def default_assumptions() -> frozenset[str]:
+    """The assumptions that hold unless switched off."""
+    return frozenset(_DEFAULT_ASSUMPTIONS)
+
 
 Progress = Callable[[str, int, int], None]
 
@@ -94,11 +100,12 @@ def find(
     loaded = load(model)
     if loaded is model and not has_shapes(loaded):
         loaded = loaded.clone()  # shapes get written into it
-    report = Report(nodes_before=loaded.graph.num_nodes())
+    report = Report()
     with timed(report.seconds, "match"):
-        decisions = _decide(loaded, options)
-    report.fused = [entry for match in decisions.matches for entry in planned(match)]
-    _describe(report, decisions)
+        found = _decide(loaded, options)
+    report.nodes_before = _nodes(found)
+    report.fused = [entry for decisions in found for match in decisions.matches for entry in planned(match)]
+    _describe(report, loaded, found)
     return report
 
 
@@ -112,7 +119,7 @@ def _checked_options(
         _require("assume", name, ("none", *ASSUMPTIONS))
     if only is not None:
         _require("only", only, tuple(OPERATORS))
-    assumed = frozenset(() if "none" in assume else _DEFAULT_ASSUMPTIONS) | (frozenset(assume) - {"none"})
+    assumed = (frozenset() if "none" in assume else default_assumptions()) | (frozenset(assume) - {"none"})
     return _Options(target, validate, only, assumed, progress or _silent)
 
 
@@ -122,28 +129,47 @@ def _require(option: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _fuse(model: ir.Model, options: _Options) -> Report:
-    report = Report(nodes_before=model.graph.num_nodes())
+    report = Report()
     with timed(report.seconds, "match"):
-        decisions = _decide(model, options)
+        found = _decide(model, options)
+    report.nodes_before = _nodes(found)
     with timed(report.seconds, "validate"):
-        _validate(model, decisions, options)
+        for decisions in found:
+            _validate(model, decisions, options)
     with timed(report.seconds, "apply"):
-        made = apply(model.graph, decisions.matches, lambda done, total: options.progress("apply", done, total))
+        made = [entry for decisions in found for entry in _apply(decisions, model.graph, options)]
         if made:
             attach_functions(model)
         report.fused = [replace(entry, overload=node.overload) for entry, node in made]
-    _describe(report, decisions)
-    report.nodes_after = model.graph.num_nodes()
+    _describe(report, model, found)
+    report.nodes_after = _nodes(found)
     return report
 
 
-def _decide(model: ir.Model, options: _Options) -> Decisions:
+def _apply(decisions: Decisions, root: ir.Graph, options: _Options) -> list[tuple[Fused, ir.Node]]:
+    def progress(done: int, total: int) -> None:
+        options.progress("apply", done, total)
+
+    return apply(decisions.graph, decisions.matches, progress, root)
+
+
+def _nodes(found: Sequence[Decisions]) -> int:
+    return sum(decisions.graph.num_nodes() for decisions in found)
+
+
+def _decide(model: ir.Model, options: _Options) -> list[Decisions]:
+    """Decisions about the main graph and every graph nested in it."""
     shapes = complete_shapes(model)
     fusions = [f for f in FUSIONS if options.only is None or options.only in f.operators]
-    decisions = decide(model.graph, fusions, shapes, options.assumed, options.only)
-    if options.target != "any":
-        _keep(decisions, lambda match: _unlaunchable(match, options.target))
-    return decisions
+    found: list[Decisions] = []
+    graphs = [model.graph]
+    while graphs:
+        decisions = decide(graphs.pop(), fusions, shapes, options.assumed, options.only)
+        graphs.extend(decisions.subgraphs)
+        found.append(decisions)
+        if options.target != "any":
+            _keep(decisions, lambda match: _unlaunchable(match, options.target))
+    return found
 
 
 def _keep(decisions: Decisions, refuse: Callable[[Match], Miss | None]) -> None:
@@ -193,10 +219,24 @@ def _fuse_cut(cut: ir.Model, match: Match, options: _Options) -> int:
     return len(matches)
 
 
-def _describe(report: Report, decisions: Decisions) -> None:
+def _describe(report: Report, model: ir.Model, found: Sequence[Decisions]) -> None:
     """What the decisions say that does not depend on whether they were carried out."""
-    report.missed = [candidate.missed() for candidate in decisions.misses]
-    caches = [match.cache for match in decisions.matches if match.cache is not None]
+    report.missed = [candidate.missed() for decisions in found for candidate in decisions.misses]
+    report.missed.extend(_inside_functions(model))
+    matches = [match for decisions in found for match in decisions.matches]
+    caches = [match.cache for match in matches if match.cache is not None]
     if caches:
         latent = sum(cache.latent for cache in caches)
         report.kv_cache = KvCache(latent, latent, sum(cache.per_head for cache in caches))
+
+
+_TELLING = ("Softmax", "Attention", "TopK")
+
+
+def _inside_functions(model: ir.Model) -> Iterator[Missed]:
+    """Model-local functions are not searched; one that might hold a candidate is named."""
+    for (domain, name, overload), function in model.functions.items():
+        anchor = None if domain == DOMAIN else next((n for n in function if n.op_type in _TELLING), None)
+        if anchor is not None:
+            reason = miss("function-body", anchor, "nodes of the graph itself", f"the model-local function {name}")
+            yield Missed.of("all", f"{domain}::{name}{overload and ':'}{overload}", reason)

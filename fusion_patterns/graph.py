@@ -103,14 +103,14 @@ class Facts:
         self.only = only
         self.better_shapes = shapes or {}
         self._memory: dict[tuple[Hashable, int], Any] = {}
-        self._alive: list[ir.Value] = []
+        self._order: list[tuple[Hashable, ir.Value]] = []
 
     def remember(self, kind: Hashable, value: ir.Value, compute: Callable[[ir.Value, Facts], _T]) -> _T:
         """`compute(value, self)`, done once per value and kind."""
         key = (kind, id(value))
         if key not in self._memory:
             self._memory[key] = compute(value, self)
-            self._alive.append(value)  # keeps id(value) from being reused
+            self._order.append((kind, value))  # also keeps id(value) from being reused
         answer: _T = self._memory[key]
         return answer
 
@@ -145,6 +145,10 @@ class Facts:
             if not through:
                 found.append((use.node, use.idx))
         return found
+
+    def trace(self) -> list[tuple[Hashable, ir.Value, Any]]:
+        """Everything remembered so far, in the order it was found out: kind, value, answer."""
+        return [(kind, value, self._memory[kind, id(value)]) for kind, value in self._order]
 
     def constant(self, value: ir.Value | None) -> np.ndarray[Any, Any] | None:
         """The value of a small constant (initializer or Constant node), else None."""

@@ -38,6 +38,7 @@ CODES: dict[str, str] = {
     "merge-weights": "Two attentions are weighted by exponentials, but not by their shares of a common softmax sum.",
     "merge-maximum": "Softmax sums are merged, but not relative to the larger of both maxima.",
     "merge-layout": "The softmax statistics are not one per row of the attention, features being its last axis.",
+    "function-body": "Model-local functions are not searched; inline them first (onnx.inliner.inline_local_functions).",
     "target": "The fused node would not launch on the requested product.",
     "validation-failed": "The replacement did not compute what the original subgraph computes.",
     "validation-error": "Original subgraph or replacement could not be run to compare them.",

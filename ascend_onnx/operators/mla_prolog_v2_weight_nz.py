@@ -619,6 +619,54 @@ def _scale(name: str, shape: str, description: str) -> Input:
     return Input(name, _SCALE, shape, description, optional=True)
 
 
+_EXAMPLE = """
+import numpy as np
+import onnxruntime
+from onnxscript import FLOAT, INT64, script
+
+import ascend_onnx
+from ascend_onnx import op
+
+
+@script(opset_version=18)
+def prolog(
+    token_x: FLOAT["T", 1024],
+    weight_dq: FLOAT[1024, 1536],
+    weight_uq_qr: FLOAT[1536, 4 * 192],
+    weight_uk: FLOAT[4, 128, 512],
+    weight_dkv_kr: FLOAT[1024, 576],
+    gamma_cq: FLOAT[1536],
+    gamma_ckv: FLOAT[512],
+    sin: FLOAT["T", 64],
+    cos: FLOAT["T", 64],
+    cache_index: INT64["T"],
+    kv_cache: FLOAT["BlockNum", 16, 1, 512],
+    kr_cache: FLOAT["BlockNum", 16, 1, 64],
+):
+    query, query_rope, kv_cache_out, kr_cache_out = op.MlaPrologV2WeightNz(
+        token_x, weight_dq, weight_uq_qr, weight_uk, weight_dkv_kr,
+        gamma_cq, gamma_ckv, sin, cos, cache_index, kv_cache, kr_cache,
+        rmsnorm_epsilon_cq=1e-6,
+        rmsnorm_epsilon_ckv=1e-6,
+    )
+    return query, query_rope, kv_cache_out, kr_cache_out
+
+
+model = ascend_onnx.attach_functions(prolog.to_model_proto())
+session = onnxruntime.InferenceSession(model.SerializeToString())
+sizes = {"T": 3, "BlockNum": 2}
+feeds = {
+    value.name: np.full([sizes.get(dim, dim) for dim in value.shape], 0.01, np.float32)
+    for value in session.get_inputs()
+}
+feeds["cache_index"] = np.array([0, 17, -1])  # the third token is not written
+query, query_rope, kv_cache, kr_cache = session.run(None, feeds)
+assert query.shape == (3, 4, 512)
+assert query_rope.shape == (3, 4, 64)
+written = (kv_cache != feeds["kv_cache"]).any(axis=(2, 3))
+assert np.argwhere(written).tolist() == [[0, 0], [1, 1]]
+"""
+
 OPERATOR = Operator(
     name="MlaPrologV2WeightNz",
     description="Query and key-value projections of multi-head latent attention: low-rank projections, RmsNorm, the "
@@ -691,4 +739,5 @@ OPERATOR = Operator(
     reference=MlaPrologV2WeightNz,
     products=frozenset({Product.A2, Product.A3}),
     constraints=_CONSTRAINTS,
+    example=_EXAMPLE,
 )

@@ -606,6 +606,39 @@ def _attribute(name: str, description: str, default: int) -> Attribute:
     return Attribute(name, ir.AttributeType.INT, description, default)
 
 
+_EXAMPLE = """
+import numpy as np
+import onnxruntime
+from onnxscript import FLOAT, opset18, script
+
+import ascend_onnx
+from ascend_onnx import op
+
+
+@script()
+def route(x: FLOAT["N", 64], scores: FLOAT["N", 4]):
+    count = opset18.Constant(value_ints=[2])
+    best_scores, experts = opset18.TopK(scores, count)
+    expert_idx = opset18.Cast(experts, to=6)  # int32
+    expanded_x, expanded_row_idx, tokens_per_expert = op.MoeInitRoutingV3(
+        x, expert_idx,
+        expert_num=4,
+        expert_tokens_num_flag=1,
+        expert_tokens_num_type=1,
+    )
+    return expanded_x, expanded_row_idx, tokens_per_expert
+
+
+model = ascend_onnx.attach_functions(route.to_model_proto())
+session = onnxruntime.InferenceSession(model.SerializeToString())
+x = np.random.default_rng(0).standard_normal((3, 64), dtype=np.float32)
+scores = np.array([[9, 8, 0, 0], [0, 9, 0, 8], [9, 0, 0, 8]], np.float32)
+expanded_x, expanded_row_idx, tokens_per_expert = session.run(None, {"x": x, "scores": scores})
+assert tokens_per_expert.tolist() == [2, 2, 0, 2]
+assert expanded_row_idx.tolist() == [0, 2, 3, 4, 1, 5]  # where each token went, for each of its experts
+assert np.array_equal(expanded_x[expanded_row_idx], np.repeat(x, 2, axis=0))
+"""
+
 OPERATOR = Operator(
     name="MoeInitRoutingV3",
     description=(
@@ -671,4 +704,5 @@ OPERATOR = Operator(
     body=_body,
     reference=MoeInitRoutingV3,
     constraints=_CONSTRAINTS,
+    example=_EXAMPLE,
 )

@@ -558,6 +558,45 @@ _CONSTRAINTS = (
 
 # --- The operator -----------------------------------------------------------------------------------------------------
 
+_EXAMPLE = """
+import numpy as np
+import onnxruntime
+from onnxscript import FLOAT, opset18, script
+
+import ascend_onnx
+from ascend_onnx import op
+
+
+@script()
+def attend_to_the_best(
+    query: FLOAT["B", "S1", 16, 512],
+    query_rope: FLOAT["B", "S1", 16, 64],
+    latents: FLOAT["B", "S2", 1, 512],
+    key_rope: FLOAT["B", "S2", 1, 64],
+    scores: FLOAT["B", "S1", 1, "S2"],
+):
+    count = opset18.Constant(value_ints=[8])
+    best_scores, positions = opset18.TopK(scores, count)
+    sparse_indices = opset18.Cast(positions, to=6)  # int32
+    return op.SparseFlashAttention(
+        query, latents, latents, sparse_indices, None, None, None, query_rope, key_rope,
+        scale_value=0.0722,
+        sparse_mode=0,
+    )
+
+
+model = ascend_onnx.attach_functions(attend_to_the_best.to_model_proto())
+session = onnxruntime.InferenceSession(model.SerializeToString())
+generator = np.random.default_rng(0)
+sizes = {"B": 1, "S1": 2, "S2": 100}
+feeds = {
+    value.name: generator.standard_normal([sizes.get(dim, dim) for dim in value.shape], dtype=np.float32)
+    for value in session.get_inputs()
+}
+(attention,) = session.run(None, feeds)
+assert attention.shape == (1, 2, 16, 512)
+"""
+
 OPERATOR = Operator(
     name="SparseFlashAttention",
     description=(
@@ -629,4 +668,5 @@ OPERATOR = Operator(
     body=_body,
     reference=SparseFlashAttention,
     constraints=_CONSTRAINTS,
+    example=_EXAMPLE,
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion_patterns.graph import Facts, is_op, same_dim
+from fusion_patterns.graph import Dimension, Facts, is_op, same_dim
 from fusion_patterns.lift.floor_division import recognise_floor_division
 from fusion_patterns.lift.row_gather import gathered_rows
 
@@ -44,18 +44,22 @@ def _repeated_rows(value: ir.Value, facts: Facts) -> RepeatedRows | None:
     if facts.rank(gather.source) != 2 or tokens is None or (isinstance(tokens, ir.SymbolicDim) and not tokens.value):
         return None
     division = recognise_floor_division(gather.indices, facts)
-    if division is not None and _counts_up(division.numerator, facts):
-        whole = same_dim(facts.dim(gather.indices, 0), tokens * division.divisor)
+    if division is not None:
+        whole = same_dim(_count(division.numerator, facts), tokens * division.divisor)
         return RepeatedRows(gather.source, division.divisor) if whole else None
     repeated = _spread(gather.indices, 1, facts)
-    if repeated is None or not _counts_up(repeated.x, facts) or not same_dim(facts.dim(repeated.x, 0), tokens):
+    if repeated is None or not same_dim(_count(repeated.x, facts), tokens):
         return None
     return RepeatedRows(gather.source, repeated.choices)
 
 
-def _counts_up(value: ir.Value, facts: Facts) -> bool:
+def _count(value: ir.Value, facts: Facts) -> Dimension | None:
+    """n of a value 0, 1, .., n - 1."""
     node = facts.producer(value)
-    return is_op(node, "Range") and facts.scalar(facts.input(node, 0)) == 0 and facts.scalar(facts.input(node, 2)) == 1
+    if not is_op(node, "Range") or facts.scalar(facts.input(node, 0)) != 0 or facts.scalar(facts.input(node, 2)) != 1:
+        return None
+    end = facts.symbolic(facts.input(node, 1))
+    return end[0] if end is not None and len(end) == 1 else None
 
 
 def _spread(value: ir.Value, rank: int, facts: Facts) -> RepeatedRows | None:

@@ -11,7 +11,6 @@ it is loaded, so that its state is not the one of a provider that runs in the sa
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from runtime_ep.libraries import find_library
 from tests.oracles import Array
 
 __all__ = ["FORMAT_ND", "FORMAT_NZ", "KINDS", "Acl", "AclError", "device", "library_path"]
@@ -99,9 +99,10 @@ def library_path() -> Path | None:
     named = os.environ.get("ASCEND_EMULATOR_LIBRARY")
     if named:
         return Path(named)
-    package = importlib.util.find_spec("runtime_ep")
-    folders = [] if package is None else list(package.submodule_search_locations or [])
-    return next((path for folder in folders if (path := Path(folder, LIBRARY)).exists()), None)
+    try:
+        return find_library(LIBRARY)
+    except FileNotFoundError:
+        return None
 
 
 @cache
@@ -182,6 +183,9 @@ class Acl:
         self.call("aclrtCreateStream", ctypes.byref(handle))
         assert handle.value is not None
         return handle.value
+
+    def synchronise(self, stream: int) -> None:
+        self.call("aclrtSynchronizeStream", stream)
 
     def event(self) -> int:
         handle = Handle()

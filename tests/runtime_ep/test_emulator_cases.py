@@ -9,6 +9,7 @@ from tests.cases import ALL_CASES
 from tests.cases.case import Case
 from tests.operators.compare import compare_all
 from tests.operators.harness import model_of
+from tests.oracles import ORACLES
 
 from .acl import AclError, device, library_path
 from .emulated import NotPackableError, run_on_device
@@ -24,24 +25,27 @@ INVISIBLE = {"unproduced_output", "epsilon"}
 @pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_case(case: Case) -> None:
     model = model_of(case, symbolic=False)
+    expected = ORACLES[case.operator](case.inputs, case.attributes)
     for product in PRODUCTS:
         findings = check(model, product)
         codes = {finding.code for finding in findings if finding.rule not in INVISIBLE}
         with device(product) as acl:
             if codes:
                 with pytest.raises((AclError, NotPackableError)) as refused:
-                    run_on_device(acl, case.operator, case.inputs, case.attributes)
+                    run_on_device(acl, case.operator, case.inputs, case.attributes, expected)
                 assert getattr(refused.value, "code", None) in {None, *codes}, [f.message for f in findings]
             else:
-                assert compare_all(run_on_device(acl, case.operator, case.inputs, case.attributes), case.expected) == []
+                actual = run_on_device(acl, case.operator, case.inputs, case.attributes, expected)
+                assert compare_all(actual, case.expected) == []
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_case_with_bounds_relaxed(case: Case) -> None:
+    expected = ORACLES[case.operator](case.inputs, case.attributes)
     for product in PRODUCTS:
         with device(product, relax=RELAXED) as acl:
             try:
-                actual = run_on_device(acl, case.operator, case.inputs, case.attributes)
+                actual = run_on_device(acl, case.operator, case.inputs, case.attributes, expected)
             except NotPackableError:
                 continue
             except AclError as refused:
