@@ -8,10 +8,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ascend_onnx import layout, quantisation
     from ascend_onnx.check import Finding, check
     from ascend_onnx.convert import to_float32
     from ascend_onnx.errors import InputError
     from ascend_onnx.functions import attach_functions, strip_functions
+    from ascend_onnx.inference import Session, create_session
     from ascend_onnx.operators import OPERATORS
     from ascend_onnx.opset import op
     from ascend_onnx.reference import reference_ops
@@ -22,9 +24,13 @@ __all__ = [
     "OPERATORS",
     "Finding",
     "InputError",
+    "Session",
     "attach_functions",
     "check",
+    "create_session",
+    "layout",
     "op",
+    "quantisation",
     "reference_ops",
     "register",
     "strip_functions",
@@ -37,8 +43,10 @@ _HOMES = {
     "OPERATORS": "operators",
     "Finding": "check",
     "InputError": "errors",
+    "Session": "inference",
     "attach_functions": "functions",
     "check": "check",
+    "create_session": "inference",
     "op": "opset",
     "reference_ops": "reference",
     "register": "schema",
@@ -48,9 +56,12 @@ _HOMES = {
     "verify": "verify",
 }
 """Which module has each public name. They are imported at the first use, so that the command line starts at once."""
+_MODULES = ("layout", "quantisation")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

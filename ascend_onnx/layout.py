@@ -6,6 +6,10 @@ aclnnMlaPreprocess, wdqkv, wuq, wuk and deScale0.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -29,6 +33,11 @@ __all__ = [
 
 _FRACTAL_HEIGHT = 16
 _FRACTAL_BYTES = 32
+_BLOCK_LINES = 6144
+"""Lines that are transposed at once: 192 KB."""
+_SHARED_BYTES = 2**22
+"""From this size on a matrix is worth several threads."""
+_MOST_SHARES = 4
 
 
 def fractal_width(itemsize: int) -> int:
@@ -47,8 +56,8 @@ def nd_to_nz(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     width = fractal_width(weight.itemsize)
     if k % _FRACTAL_HEIGHT or n % width:
         raise ValueError(f"(k, n) must be multiples of ({_FRACTAL_HEIGHT}, {width}), got ({k}, {n})")
-    fractals = weight.reshape(k // _FRACTAL_HEIGHT, _FRACTAL_HEIGHT, n // width, width)
-    return np.ascontiguousarray(fractals.transpose(2, 0, 1, 3))
+    lines = _transposed_lines(weight.reshape(k, n // width, width))
+    return lines.reshape(n // width, k // _FRACTAL_HEIGHT, _FRACTAL_HEIGHT, width)
 
 
 def nz_to_nd(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
@@ -56,7 +65,56 @@ def nz_to_nd(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     if weight.ndim != 4:
         raise ValueError(f"a weight (n / w0, k / 16, 16, w0) was expected, got shape {weight.shape}")
     outer_n, outer_k, height, width = weight.shape
-    return np.ascontiguousarray(weight.transpose(1, 2, 0, 3).reshape(outer_k * height, outer_n * width))
+    if width != fractal_width(weight.itemsize):
+        raise ValueError(f"lines of {fractal_width(weight.itemsize)} elements were expected, got {width}")
+    lines = _transposed_lines(weight.reshape(outer_n, outer_k * height, width))
+    return lines.reshape(outer_k * height, outer_n * width)
+
+
+def _transposed_lines(lines: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """`lines` (rows, columns, w0) as (columns, rows, w0), contiguous; a line is 32 bytes.
+
+    Large matrices are shared among the processors.
+    """
+    rows, columns, width = lines.shape
+    target = np.empty((columns, rows, width), lines.dtype)
+    if not lines.size:
+        return target
+    # A line is two complex numbers, and a gather of such pairs has a kernel of its own in numpy.
+    source, result = np.ascontiguousarray(lines).view(np.complex128), target.view(np.complex128)
+    shares = min(os.cpu_count() or 1, _MOST_SHARES) if lines.nbytes >= _SHARED_BYTES else 1
+    bounds = [max(rows, columns) * share // shares for share in range(shares + 1)]
+    if shares == 1:
+        _transpose_part(source, result, *bounds)
+    else:
+        with ThreadPoolExecutor(shares) as pool:
+            list(pool.map(lambda part: _transpose_part(source, result, *part), pairwise(bounds)))
+    return target
+
+
+def _transpose_part(
+    source: npt.NDArray[np.complex128], result: npt.NDArray[np.complex128], begin: int, end: int
+) -> None:
+    """Transpose what lies between `begin` and `end` on the longer axis of `source` (rows, columns, 2).
+
+    A strided copy would wait for memory at every line. So blocks that fit into the second-level cache are copied in
+    order, transposed there, and written in long runs.
+    """
+    rows, columns, _ = source.shape
+    tall = rows >= columns
+    step = min(max(_BLOCK_LINES // max(min(rows, columns), 1), 1), end - begin)
+    block = np.empty((step, columns, 2) if tall else (rows, step, 2), source.dtype)
+    transposed = np.empty((block.shape[1], block.shape[0], 2), source.dtype)
+    order = np.arange(block.shape[0] * block.shape[1]).reshape(block.shape[:2]).T.ravel()
+    for start in range(begin, end, step):
+        # The last block reaches back to be as long as the others.
+        part = slice(min(start, end - step), min(start + step, end))
+        block[...] = source[part] if tall else source[:, part]
+        block.reshape(-1, 2).take(order, axis=0, out=transposed.reshape(-1, 2), mode="clip")
+        if tall:
+            result[:, part] = transposed
+        else:
+            result[part] = transposed
 
 
 def transposed_nd_to_nz(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 __all__ = ["CpuSession", "run_model"]
 
-import ctypes
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +13,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 from google.protobuf.message import EncodeError
-from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
 
 from ascend_onnx.errors import ExecutionError, InputError
+from ascend_onnx.ort_values import RUNTIME_ERRORS, failure_at, from_runtime, reason, to_runtime, wrapped
 from ascend_onnx.tensors import FileMaps, TensorSlot, placeholder, tensor_slots, tensors_replaced
 
-_RUNTIME_ERRORS: tuple[type[Exception], ...] = (
-    runtime_errors.Fail,
-    runtime_errors.InvalidArgument,
-    runtime_errors.InvalidGraph,
-    runtime_errors.InvalidProtobuf,
-    runtime_errors.NoSuchFile,
-    runtime_errors.NotImplemented,
-    runtime_errors.RuntimeException,
-)
 _HANDED_OVER_BYTES = 64 << 10  # larger initializers are handed to the runtime as they lie, not through the protobuf
-_FAILING_NODE = re.compile(r"while running \w+ node\. Name:'([^']*)'")
 _SILENT = 4  # what goes wrong is raised; the runtime need not print it as well
 
 
@@ -91,9 +79,9 @@ class CpuSession:
             where = "the model in memory"
             loadable = self._serialise(ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model, options)
         try:
-            self._session = onnxruntime.InferenceSession(loadable, options, providers=["CPUExecutionProvider"])
-        except _RUNTIME_ERRORS as error:
-            raise ExecutionError(f"onnxruntime cannot load {where}: {_reason(error)}") from None
+            self._session = self._open(loadable, options)
+        except RUNTIME_ERRORS as error:
+            raise ExecutionError(f"onnxruntime cannot load {where}: {reason(error)}") from None
         self.inputs = {entry.name: _signature(entry) for entry in self._session.get_inputs()}
         self.outputs = {entry.name: _signature(entry) for entry in self._session.get_outputs()}
 
@@ -108,15 +96,16 @@ class CpuSession:
         unknown = [name for name in names if name not in self.outputs]
         if unknown:
             raise InputError(f"the model has no output {unknown[0]!r}; its outputs are {', '.join(self.outputs)}")
-        values = {name: _to_runtime(array) for name, array in self._checked(feeds).items()}
+        values = {name: to_runtime(array) for name, array in self._checked(feeds).items()}
         try:
             results = self._session.run_with_ort_values(names, values)
-        except _RUNTIME_ERRORS as error:
-            named = _FAILING_NODE.search(str(error))
-            raise ExecutionError(
-                f"onnxruntime cannot run the model: {_reason(error)}", named.group(1) if named else ""
-            ) from None
-        return {name: _from_runtime(value) for name, value in zip(names, results, strict=True)}
+        except RUNTIME_ERRORS as error:
+            raise failure_at(error, f"onnxruntime cannot run the model: {reason(error)}") from None
+        return {name: from_runtime(value) for name, value in zip(names, results, strict=True)}
+
+    def _open(self, loadable: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+        """The runtime's session, on the provider that this class is for."""
+        return onnxruntime.InferenceSession(loadable, options, providers=["CPUExecutionProvider"])
 
     def _checked(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         checked: dict[str, np.ndarray] = {}
@@ -138,6 +127,7 @@ class CpuSession:
         """The model's bytes without its large weights, which are handed to the session options instead."""
         handed: dict[str, onnxruntime.OrtValue] = {}
         replacements: list[tuple[TensorSlot, ir.TensorProtocol]] = []
+        unread: set[str] = set()
         files = FileMaps()
         for slot in tensor_slots(model):
             tensor, value = slot.tensor, slot.initializer
@@ -145,10 +135,13 @@ class CpuSession:
             if tensor.dtype == ir.DataType.STRING or not (external or tensor.nbytes >= _HANDED_OVER_BYTES):
                 continue
             whole_bytes = tensor.dtype.bitwidth >= 8 and tensor.nbytes > 0
-            if value is not None and value.name and slot.in_main_graph and whole_bytes:
+            if value is not None and value.name and not value.uses() and not value.is_graph_output():
+                unread.add(value.name)  # the runtime drops it, and then knows nothing of the name
+                replacements.append((slot, placeholder(tensor, value.name)))
+            elif value is not None and value.name and slot.in_main_graph and whole_bytes:
                 array = np.require(files.array(tensor), requirements=["C", "A"])
                 self._weights.append(array)
-                handed[value.name] = _wrapped(array, tensor.dtype)
+                handed[value.name] = wrapped(array, tensor.dtype)
                 replacements.append((slot, placeholder(tensor, value.name)))
             elif external:
                 replacements.append((slot, _inlined(tensor)))
@@ -156,6 +149,10 @@ class CpuSession:
             options.add_external_initializers(list(handed), list(handed.values()))
         with tensors_replaced(replacements):
             proto = ir.to_proto(model)
+        if unread:
+            kept = [tensor for tensor in proto.graph.initializer if tensor.name not in unread]
+            del proto.graph.initializer[:]
+            proto.graph.initializer.extend(kept)
         try:
             serialised: bytes = proto.SerializeToString()
         except EncodeError as error:
@@ -185,35 +182,3 @@ def _element_type(text: str) -> ir.DataType:
     if name not in ir.DataType.__members__:
         raise ExecutionError(f"expected tensors as inputs and outputs of a model, but one is {text}")
     return ir.DataType[name]
-
-
-def _to_runtime(array: np.ndarray) -> onnxruntime.OrtValue:
-    contiguous = np.asarray(array, order="C")
-    if _is_numpys_own(array.dtype):
-        return onnxruntime.OrtValue.ortvalue_from_numpy(contiguous)
-    return _wrapped(contiguous, ir.DataType.from_numpy(array.dtype))
-
-
-def _wrapped(array: np.ndarray, dtype: ir.DataType) -> onnxruntime.OrtValue:
-    """An OrtValue on the array's own memory; types that numpy lacks go by their bit patterns."""
-    bits = array.view(np.dtype(f"u{array.dtype.itemsize}")) if not _is_numpys_own(array.dtype) else array
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, dtype.value)
-
-
-def _from_runtime(value: onnxruntime.OrtValue) -> np.ndarray:
-    dtype = ir.DataType(value.element_type())
-    if _is_numpys_own(dtype.numpy()):
-        array: np.ndarray = value.numpy()
-        return array
-    count = value.tensor_size_in_bytes()
-    raw = (ctypes.c_uint8 * count).from_address(value.data_ptr()) if count else b""
-    return np.frombuffer(bytes(raw), dtype=dtype.numpy()).reshape(value.shape())
-
-
-def _is_numpys_own(dtype: np.dtype) -> bool:
-    """Whether numpy itself knows the element type; those of `ml_dtypes` are user-defined (2) to numpy."""
-    return dtype.isbuiltin != 2
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())

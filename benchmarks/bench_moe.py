@@ -97,7 +97,9 @@ def main() -> None:
     (comparison,) = compare_outputs(before.run(feeds), after.run(feeds))
     slow, fast = (median_seconds(one, feeds, ROUNDS) for one in (before, after))
     gathered = TOKENS * CHOICES * 3 * WIDTH * HIDDEN * 4
-    print(f"{EXPERTS} experts, top {CHOICES}, {TOKENS} tokens: gathers {gathered / 1e9:.1f} GB of weights per run unfused")
+    print(
+        f"{EXPERTS} experts, top {CHOICES}, {TOKENS} tokens: gathers {gathered / 1e9:.1f} GB of weights per run unfused"
+    )
     print(f"unfused {slow * 1e3:.1f} ms, fused {fast * 1e3:.1f} ms, largest relative error {comparison.max_rel:.1e}")
     print(f"fused is {slow / fast:.1f} times as fast (at least {SMALLEST_SPEED_UP})")
 

@@ -18,6 +18,7 @@ from ascend_onnx.operators import OPERATORS
 from ascend_onnx.storage import load
 from fusion_patterns.engine import Candidate, Decisions, Fusion, Match, apply, decide, planned, timed
 from fusion_patterns.miss import Miss, miss
+from fusion_patterns.mla_preprocess import MlaPreprocess
 from fusion_patterns.mla_projection import MlaProjection
 from fusion_patterns.mla_prolog import MlaProlog
 from fusion_patterns.moe_init_routing import MoeInitRouting
@@ -29,7 +30,14 @@ from fusion_patterns.validate import sample, validate
 
 __all__ = ["ASSUMPTIONS", "FUSIONS", "default_assumptions", "find", "fuse"]
 
-FUSIONS: tuple[Fusion, ...] = (MlaProlog(), MlaProjection(), SelectedKeys(), MoeInitRouting(), RingAttention())
+FUSIONS: tuple[Fusion, ...] = (
+    MlaProlog(),
+    MlaProjection(),
+    MlaPreprocess(),
+    SelectedKeys(),
+    MoeInitRouting(),
+    RingAttention(),
+)
 
 _DEFAULT_ASSUMPTIONS = ("expert-ids-in-range", "indices-valid", "slots-valid", "softmax-lanes-equal")
 ASSUMPTIONS = (*_DEFAULT_ASSUMPTIONS, "causal-mask")
@@ -82,9 +90,19 @@ def fuse(
     if isinstance(model, onnx.ModelProto):
         loaded = ir.from_proto(model)
         report = _fuse(load(loaded), options)
-        model.CopyFrom(ir.to_proto(loaded))
+        model.CopyFrom(_as_proto(loaded))
         return report
     return _fuse(load(model), options)
+
+
+def _as_proto(model: ir.Model) -> onnx.ModelProto:
+    try:
+        return ir.to_proto(model)
+    except ir.serde.SerdeError as error:
+        raise InputError(
+            "a weight that has to be changed has its data in a file, and a ModelProto does not say in which folder: "
+            f"load the model with its weights, or give an onnx_ir model ({error.__cause__ or error})"
+        ) from error
 
 
 def find(

@@ -20,7 +20,7 @@ from fusion_patterns.lift.absorbed_query import AbsorbedQuery, KeyWeight, recogn
 from fusion_patterns.miss import Miss
 from fusion_patterns.prolog import Prolog, prolog_call, scratch_of, unfit
 
-__all__ = ["MlaProjection"]
+__all__ = ["MlaProjection", "key_half_of"]
 
 
 class MlaProjection:
@@ -61,7 +61,7 @@ def _match(node: ir.Node, found: AbsorbedQuery, facts: Facts) -> Match:
 
 def _emit(emit: Emitter, node: ir.Node, found: AbsorbedQuery, facts: Facts) -> dict[ir.Value, ir.Value]:
     provenance = {"ascend_onnx.fusion": MlaProjection.name, "ascend_onnx.anchor": node.name or ""}
-    prolog = Prolog.emit(emit, found.projections, _weight(emit, found.weight), provenance, facts)
+    prolog = Prolog.emit(emit, found.projections, key_half_of(emit, found.weight), provenance, facts)
     rope_order = (0, 2, 1, 3) if found.rope_heads_first else (0, 1, 2, 3)
     return {
         found.query: _ordered(emit, prolog.query, found.order),
@@ -71,7 +71,8 @@ def _emit(emit: Emitter, node: ir.Node, found: AbsorbedQuery, facts: Facts) -> d
     }
 
 
-def _weight(emit: Emitter, weight: KeyWeight) -> ir.Value:
+def key_half_of(emit: Emitter, weight: KeyWeight) -> ir.Value:
+    """W_UK (N, D, Hckv) as the operators take it."""
     if weight.kv_b is not None:
         return weights.key_half(emit, weight.kv_b, weight.heads, weight.nope)
     assert weight.stored is not None  # a weight is one or the other

@@ -176,7 +176,7 @@ def grouped_match(fusion: str, block: GroupedExperts, facts: Facts) -> Match:
         permutation.node,
         (routing_call(tokens, routing_attributes(tokens.experts), facts),),
         (block.first.out, block.second.out, block.combine.rows),
-        {**tokens.boundary(), block.combine.weights: None},
+        tokens.boundary(block.combine.weights),
         lambda emit: _emit(emit, fusion, block, facts),
         absorbed=(permutation.order, permutation.sorted_keys, block.first.rows),
         assumed=tokens.assumed,

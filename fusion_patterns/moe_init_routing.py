@@ -225,7 +225,9 @@ def _looped_block(fusion: str, anchor: ir.Node, loop: ExpertLoop, facts: Facts) 
     if x is None or choices is None or not rows:
         return miss("combine-unrecognised", anchor, "as many rows of results as of tokens and of ids", "other sizes")
     tokens = routed_tokens(x, loop.ids, choices, len(loop.outputs), facts)
-    return routed_match(fusion, RoutedExperts(tokens, network, loop.weights, loop.total, anchor), facts)
+    return routed_match(
+        fusion, RoutedExperts(tokens, network, loop.weights, loop.total, anchor, loop.first_rows), facts
+    )
 
 
 def _unsorted(_fusion: str, node: ir.Node, facts: Facts) -> Outcome:

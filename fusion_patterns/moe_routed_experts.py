@@ -27,20 +27,25 @@ from fusion_patterns.miss import Miss, miss
 from fusion_patterns.weights import stacked_slice
 
 __all__ = [
-    "IN_RANGE",
     "OPERATOR",
+    "RoutedExperts",
     "Tokens",
+    "experts_missing",
+    "known",
     "products",
     "route",
     "routed_match",
     "routed_tokens",
+    "routing_attributes",
     "routing_call",
+    "slices",
+    "sorted_tokens",
     "wrong_dtype",
 ]
 
 OPERATOR = OPERATORS["MoeInitRoutingV3"]
-OUTPUTS = ("expanded_x", "expanded_row_idx", "expert_tokens_count_or_cumsum")
-IN_RANGE = "expert-ids-in-range"
+_OUTPUTS = ("expanded_x", "expanded_row_idx", "expert_tokens_count_or_cumsum")
+_IN_RANGE = "expert-ids-in-range"
 
 
 @dataclass(frozen=True)
@@ -63,15 +68,22 @@ class Tokens:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        return () if self.router is not None else (IN_RANGE,)
+        return () if self.router is not None else (_IN_RANGE,)
 
-    def boundary(self) -> dict[ir.Value, str | None]:
-        """Where the replaced subgraph begins, with the rules for random inputs."""
-        if self.router is not None and self.begin_at is self.router.scores:
-            return {self.x: None, self.begin_at: None}
-        last = (self.begin_at.shape or (None,))[-1]
-        distinct = last == self.choices and self.choices <= self.experts
-        return {self.x: None, self.begin_at: f"{'distinct' if distinct else 'ids'}:{self.experts}"}
+    def boundary(self, weights: ir.Value | None = None) -> dict[ir.Value, str | None]:
+        """Where the replaced subgraph begins, with the rules for random inputs; `weights` begin there too.
+
+        Weights that the router's TopK itself yields are inside, as its scores are the beginning.
+        """
+        found: dict[ir.Value, str | None] = {self.x: None, self.begin_at: None}
+        from_scores = self.router is not None and self.begin_at is self.router.scores
+        if not from_scores:
+            last = (self.begin_at.shape or (None,))[-1]
+            distinct = last == self.choices and self.choices <= self.experts
+            found[self.begin_at] = f"{'distinct' if distinct else 'ids'}:{self.experts}"
+        if weights is not None and not (from_scores and self.router and weights.producer() is self.router.node):
+            found[weights] = None
+        return found
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,7 @@ class RoutedExperts:
     """Tokens, the network of every expert, and the value that it is for.
 
     With `weights` (.., K), `result` (.., n) is the weighted sum over the choices; without, it has a row per assignment.
+    `first_rows` are known to have at most one row.
     """
 
     tokens: Tokens
@@ -86,6 +99,7 @@ class RoutedExperts:
     weights: ir.Value | None
     result: ir.Value
     anchor: ir.Node
+    first_rows: tuple[ir.Value, ...] = ()
 
 
 def routed_tokens(x: ir.Value, ids: ir.Value, choices: int, experts: int, facts: Facts) -> Tokens:
@@ -114,18 +128,16 @@ def routed_match(fusion: str, block: RoutedExperts, facts: Facts) -> Match | Mis
     reason = wrong_dtype(tokens.x, block.anchor) or experts_missing(tokens.router, tokens.experts, block.anchor)
     if reason is not None:
         return reason
-    boundary = tokens.boundary()
-    if block.weights is not None:
-        boundary[block.weights] = None
     return Match(
         fusion,
         block.anchor,
         (routing_call(tokens, routing_attributes(tokens.experts), facts),),
         (block.result,),
-        boundary,
+        tokens.boundary(block.weights),
         lambda emit: _emit(emit, fusion, block, facts),
         absorbed=tuple(value for value in block.network.computed if value is not block.result),
         assumed=tokens.assumed,
+        shapes={row: ir.Shape([1, *(facts.shape(row) or ())[1:]]) for row in block.first_rows},
     )
 
 
@@ -146,7 +158,7 @@ def routing_call(tokens: Tokens, attributes: dict[str, int], facts: Facts) -> Ca
     """What the fused node will say of itself, for the checks of a product."""
     x = Tensor(tokens.x.dtype, _names(_rows(tokens.x, facts), facts.dim(tokens.x, -1)))
     ids = Tensor(ir.DataType.INT32, _names(_rows(tokens.x, facts), tokens.choices))
-    return Call(OPERATOR, {"x": x, "expert_idx": ids}, OUTPUTS, OPERATOR.attribute_values(attributes))
+    return Call(OPERATOR, {"x": x, "expert_idx": ids}, _OUTPUTS, OPERATOR.attribute_values(attributes))
 
 
 def _names(*dims: Dimension | None) -> tuple[int | str | None, ...]:
@@ -182,7 +194,7 @@ def route(
     if ids.dtype != ir.DataType.INT32:
         ids = emit.op("Cast", ids, to=ir.DataType.INT32, dtype=ir.DataType.INT32, shape=facts.shape(ids))
     inputs = {"x": x, "expert_idx": ids, **(scales or {})}
-    outputs = (*OUTPUTS, "expanded_scale") if attributes.get("quant_mode") == 1 else OUTPUTS
+    outputs = (*_OUTPUTS, "expanded_scale") if attributes.get("quant_mode") == 1 else _OUTPUTS
     provenance = {"ascend_onnx.fusion": fusion, "ascend_onnx.anchor": anchor.name or ""}
     return emit.fused(OPERATOR, inputs, outputs, attributes, provenance)
 

@@ -6,7 +6,7 @@ prev * e^(prev_lse - lse) + cur * e^(cur_lse - lse)   =>   the same with max := 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,10 +69,15 @@ def _match(node: ir.Node, merge: PartialMerge, facts: Facts) -> Match | Miss:
     rows = recognise_rows(merge.merged, given, facts)
     if isinstance(rows, Miss):
         return rows
-    statistics = [found for found in find_merged_statistics(merge, facts) if _can_be_laid_out(found, rows, facts)]
     boundary: dict[ir.Value, str | None] = {part.attention: None for part in parts}
     boundary.update({part.maximum.value: "lanes" if rows.stored else None for part in parts})
     boundary.update({part.sum.value: "positive_lanes" for part in parts if part.sum is not None})
+    inside = _nodes_inside(merge, boundary)
+    statistics = [
+        found
+        for found in find_merged_statistics(merge, facts)
+        if _can_be_laid_out(found, rows, facts) and _is_read_outside(found.value, inside)
+    ]
     lanes = rows.stored is not None or any(_repeated(statistic, facts) for statistic in statistics)
     replacement = _Replacement(node, merge, rows, statistics, {value: _reading(value) for value in boundary}, facts)
     return Match(
@@ -84,6 +89,22 @@ def _match(node: ir.Node, merge: PartialMerge, facts: Facts) -> Match | Miss:
         replacement.emit,
         assumed=("softmax-lanes-equal",) if lanes else (),
     )
+
+
+def _nodes_inside(merge: PartialMerge, boundary: Collection[ir.Value]) -> set[ir.Node]:
+    """The nodes that compute the merged attention from the boundary."""
+    inside: set[ir.Node] = set()
+    stack = [merge.out.producer()]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in inside:
+            inside.add(node)
+            stack.extend(value.producer() for value in node.inputs if value is not None and value not in boundary)
+    return inside
+
+
+def _is_read_outside(value: ir.Value, inside: Collection[ir.Node]) -> bool:
+    return value.is_graph_output() or any(use.node not in inside for use in value.uses())
 
 
 def _can_be_laid_out(statistic: MergedStatistic, rows: AttentionRows, facts: Facts) -> bool:

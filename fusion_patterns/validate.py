@@ -55,13 +55,34 @@ def validate(
     if fuse_cut(fused) != 1:
         return miss("validation-error", match.anchor, "the cut-out subgraph to fuse alone", "it did not")
     try:
-        verification = verify(original, attach_functions(fused), rules=_given_rules(match), seed=seed, sets=1)
+        rules, sizes = _given_rules(match), _enough(match, known)
+        verification = verify(original, attach_functions(fused), rules=rules, dims=sizes, seed=seed, sets=1)
     except InputError as error:
         return replace(miss("validation-error", match.anchor, "both forms to run", "an error"), message=str(error))
     if not verification.equal:
         reason = f"{CODES['validation-failed']} {verification.reason}"
         return replace(miss("validation-failed", match.anchor, "equal results", verification.reason), message=reason)
     return max((output.max_rel or 0.0 for run in verification.runs for output in run.outputs), default=0.0)
+
+
+_FEW = 256
+"""So many tokens are enough, however many experts there are: a run should stay short."""
+
+
+def _enough(match: Match, shapes: Mapping[ir.Value, ir.Shape]) -> dict[str, int]:
+    """Sizes for dimensions of ids: in a handful of draws an order and its inverse may be the same."""
+    sizes: dict[str, int] = {}
+    for value, rule in match.boundary.items():
+        kind, _, count = (rule or "").partition(":")
+        shape = shapes.get(value, value.shape)
+        if (
+            kind in ("ids", "distinct")
+            and count.isdigit()
+            and shape is not None
+            and isinstance(shape[0], ir.SymbolicDim)
+        ):
+            sizes.update({name: min(4 * int(count), _FEW) for name in shape[0].free_symbols()})
+    return sizes
 
 
 def _given_rules(match: Match) -> dict[str, str]:

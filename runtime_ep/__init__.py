@@ -14,7 +14,6 @@ import ctypes
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import onnxruntime
 
@@ -79,9 +78,7 @@ def make_provider_options(*, require_npu: bool = False) -> dict[str, str]:
     return {"require_npu": str(int(require_npu))}
 
 
-def register(
-    cann: Literal["auto", "emulator"] | str | Path = "auto", *, device_only: bool = False
-) -> list[onnxruntime.OrtEpDevice]:
+def register(cann: str | Path = "auto", *, device_only: bool = False) -> list[onnxruntime.OrtEpDevice]:
     """Register the provider with ONNX Runtime and return the devices it offers; none where CANN is not usable.
 
     `cann` is "auto" (ASCEND_HOME_PATH, then the loader's search path), "emulator", or the path of a CANN installation
@@ -92,9 +89,8 @@ def register(
     """
     global _registered
     unregister()
-    where = {"auto": "", "emulator": get_emulator_path}.get(str(cann), str(cann))
     library = _library()
-    library.ascend_ep_configure(str(where() if callable(where) else where).encode(), device_only)
+    library.ascend_ep_configure(_where(cann), device_only)
     library.ascend_ep_set_judge(judge)
     onnxruntime.register_execution_provider_library(_EP_NAME, get_library_path())
     _registered = True
@@ -109,14 +105,30 @@ def unregister() -> None:
         _registered = False
 
 
-def diagnose(cann: Literal["auto", "emulator"] | str | Path | None = None) -> Report:
+def diagnose(cann: str | Path | None = None) -> Report:
     """What the search for CANN found: the last one's, or with `cann` that of a new one."""
     library = _library()
     if cann is not None:
-        where = "" if cann == "auto" else get_emulator_path() if cann == "emulator" else str(cann)
-        library.ascend_ep_configure(where.encode(), False)
+        library.ascend_ep_configure(_where(cann), False)
     found = json.loads(library.ascend_ep_report())
-    return Report(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+    return Report(
+        usable=found["usable"],
+        reason=found["reason"],
+        opened=tuple(found["opened"]),
+        not_found=tuple(found["not_found"]),
+        missing_functions=tuple(found["missing_functions"]),
+        missing_operators=tuple(found["missing_operators"]),
+        soc=found["soc"],
+        product=found["product"],
+        devices=found["devices"],
+    )
+
+
+def _where(cann: str | Path) -> bytes:
+    """Where the native side looks for CANN, empty for the usual places."""
+    if cann == "auto":
+        return b""
+    return (get_emulator_path() if cann == "emulator" else str(cann)).encode()
 
 
 def _library() -> ctypes.CDLL:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ascend_onnx.check import check_call
 from ascend_onnx.operator import Call, Product, Tensor
 from ascend_onnx.operators import OPERATORS
+from ascend_onnx.placement import note_decline
 
 __all__ = ["judge", "reason_to_decline"]
 
@@ -49,18 +50,23 @@ def _data_type(number: int) -> ir.DataType | None:
     return ir.DataType(number) if number else None
 
 
-@_JUDGE
-def judge(description: bytes, reason: int, capacity: int) -> int:
-    """The function that the native side calls; it may not raise."""
+def _judge(description: bytes, reason: int, capacity: int) -> int:
+    """Called by the native side, to which it may not raise."""
+    call = json.loads(description)
     try:
-        sentence = reason_to_decline(json.loads(description))
+        sentence = reason_to_decline(call)
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         sentence = f"its limits could not be checked: {error}"
     if sentence is None:
         return _ACCEPTED
+    note_decline(call["node"], call["operator"], sentence)
     encoded = sentence.encode()[: capacity - 1] + b"\0"
     ctypes.memmove(reason, encoded, len(encoded))
     return _DECLINED
+
+
+judge = _JUDGE(_judge)
+"""`_judge` as the function pointer that the library takes."""
 
 
 @atexit.register

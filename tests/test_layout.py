@@ -11,7 +11,7 @@ import pytest
 
 from ascend_onnx import layout
 
-DTYPES = [np.dtype(t) for t in (np.int8, np.float16, ml_dtypes.bfloat16, np.float32)]
+DTYPES = [np.dtype(t) for t in (np.int8, ml_dtypes.float8_e4m3fn, np.float16, ml_dtypes.bfloat16, np.float32, np.int64)]
 
 
 def numbered(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -44,15 +44,72 @@ def test_nz_round_trip(dtype: np.dtype[Any]) -> None:
     assert np.array_equal(bits(layout.nz_to_nd(layout.nd_to_nz(weight))), bits(weight))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(16, 4096), (8192, 32), (2064, 2048), (1040, 3104), (0, 64), (32, 0)])
+def test_nz_of_any_size(dtype: np.dtype[Any], shape: tuple[int, int]) -> None:
+    """Matrices of one block and of many, of one processor and of several, whose last block is shorter."""
+    weight, width = numbered(shape, dtype), 32 // dtype.itemsize
+    packed = layout.nd_to_nz(weight)
+    k, n = shape
+    expected = weight.reshape(k // 16, 16, n // width, width).transpose(2, 0, 1, 3)
+    assert np.array_equal(bits(packed), bits(expected))
+    assert packed.flags.c_contiguous
+    assert np.array_equal(bits(layout.nz_to_nd(packed)), bits(weight))
+
+
+def test_nz_of_a_view() -> None:
+    weight = numbered((96, 128), np.dtype(np.float16))
+    packed = layout.nd_to_nz(weight.T[:, ::2])
+    assert np.array_equal(bits(layout.nz_to_nd(packed)), bits(weight.T[:, ::2]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_transposed_nz_index_formula(dtype: np.dtype[Any]) -> None:
+    w0 = 32 // dtype.itemsize
+    n, k = 48, 2 * w0
+    weight = numbered((n, k), dtype)
+    packed = layout.transposed_nd_to_nz(weight)
+    assert packed.shape == (k // w0, n, w0)
+    flat = packed.ravel()
+    for row in range(n):
+        for column in range(k):
+            place = ((column // w0) * n + row) * w0 + column % w0
+            assert bits(flat[place]) == bits(weight[row, column])
+    assert np.array_equal(bits(layout.transposed_nz_to_nd(packed)), bits(weight))
+    four_axes = packed.reshape(k // w0, n // 16, 16, w0)
+    assert np.array_equal(bits(layout.transposed_nz_to_nd(four_axes)), bits(weight))
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize in (2, 4)], ids=str)
+def test_heads_nz_index_formula(dtype: np.dtype[Any]) -> None:
+    w0 = 32 // dtype.itemsize
+    heads, nope, rank = 3, 32, 2 * w0
+    weight = numbered((heads, nope, rank), dtype)
+    packed = layout.heads_nd_to_nz(weight)
+    assert packed.shape == (heads, rank // w0, nope, w0)
+    for head in range(heads):
+        assert np.array_equal(bits(packed[head]), bits(layout.transposed_nd_to_nz(weight[head])))
+    assert np.array_equal(bits(layout.heads_nz_to_nd(packed)), bits(weight))
+
+
+def test_descale_bits() -> None:
+    scale = np.array([1.0, -2.5, 0.0, 1e-20, np.inf], np.float32)
+    encoded = layout.descale_to_bits(scale)
+    assert encoded.dtype == np.int64
+    assert np.array_equal(encoded.astype(np.uint64).astype(np.uint32).view(np.float32), scale)
+    assert np.array_equal(layout.bits_to_descale(encoded), scale)
+
+
 @pytest.mark.parametrize(("shape", "wrong"), [((20, 32), "multiples"), ((32, 20), "multiples"), ((2, 3, 4), "(k, n)")])
 def test_nz_refuses(shape: tuple[int, ...], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong.replace("(", r"\(").replace(")", r"\)")):
         layout.nd_to_nz(np.zeros(shape, np.float16))
 
 
-def test_nd_refuses_unpacked() -> None:
-    with pytest.raises(ValueError, match="was expected"):
-        layout.nz_to_nd(np.zeros((16, 16), np.float16))
+@pytest.mark.parametrize("shape", [(16, 16), (2, 1, 16, 8)])
+def test_nd_refuses_unpacked(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        layout.nz_to_nd(np.zeros(shape, np.float16))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -28,7 +28,7 @@ from fusion_patterns.lift.rope import Rope, recognise_rope
 from fusion_patterns.lift.slices import recognise_slice
 from fusion_patterns.miss import Miss, miss
 
-__all__ = ["AbsorbedQuery", "KeyWeight", "recognise_absorbed_query"]
+__all__ = ["AbsorbedQuery", "KeyWeight", "key_weight", "recognise_absorbed_query", "values_behind"]
 
 _NEAR = 48
 """How many values are looked at when looking for a norm or a rotation behind a projection."""
@@ -68,7 +68,7 @@ def recognise_absorbed_query(node: ir.Node, facts: Facts) -> AbsorbedQuery | Mis
     product = recognise_contraction(node.outputs[0], facts)
     if product is None or product.node is not node or product.factor != 1:
         return None
-    weight = _key_weight(product.right, product.shared, facts)
+    weight = key_weight(product.right, product.shared, facts)
     plain = recognise_heads(product.left.value, facts) if weight is not None else None
     if weight is None or plain is None or isinstance(plain, Miss) or len(product.labels) != 4:
         return None
@@ -102,7 +102,7 @@ def _latent_label(weight: Labelled, query: str) -> str:
     return next((label for label in weight.labels if label not in query), "")
 
 
-def _key_weight(operand: Labelled, shared: str, facts: Facts) -> KeyWeight | None:
+def key_weight(operand: Labelled, shared: str, facts: Facts) -> KeyWeight | None:
     """W_UK behind an operand of three axes.
 
     1. A constant of three axes.
@@ -132,10 +132,10 @@ def _key_weight(operand: Labelled, shared: str, facts: Facts) -> KeyWeight | Non
     return KeyWeight(WeightView(stored, transposed=True), None, (0, 1, 2), heads, sizes[1])
 
 
-def _behind(value: ir.Value, facts: Facts) -> Iterator[ir.Value]:
-    """Values computed from a value, the nearest first, no more than a few dozen."""
+def values_behind(value: ir.Value, facts: Facts, most: int = _NEAR) -> Iterator[ir.Value]:
+    """Values computed from a value, the nearest first, no more than about `most`."""
     queue, seen = deque([value]), {value}
-    while queue and len(seen) < _NEAR:
+    while queue and len(seen) < most:
         for node, _ in facts.readers(queue.popleft()):
             for output in node.outputs:
                 if output not in seen:
@@ -146,7 +146,7 @@ def _behind(value: ir.Value, facts: Facts) -> Iterator[ir.Value]:
 
 def _rotations(source: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Rope]]:
     """Rotated values whose features are columns of `source`."""
-    for value in _behind(source, facts):
+    for value in values_behind(source, facts):
         rope = recognise_rope(value, facts)
         heads = None if isinstance(rope, Miss) else recognise_heads(rope.x, facts)
         if not isinstance(rope, Miss) and heads is not None and not isinstance(heads, Miss):
@@ -157,7 +157,7 @@ def _rotations(source: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Rope]
 
 def _norms(source: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, RmsNorm]]:
     """Normed values whose features are columns of `source`."""
-    for value in _behind(source, facts):
+    for value in values_behind(source, facts):
         norm = recognise_rms_norm(value, facts)
         cut = None if isinstance(norm, Miss) else recognise_slice(norm.x, facts)
         if not isinstance(norm, Miss) and cut is not None and cut.source is source:

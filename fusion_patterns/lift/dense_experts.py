@@ -173,13 +173,12 @@ def _shares_of(ids: ir.Value, facts: Facts) -> list[ir.Value]:
     seen = {value for value, _ in queue}
     while queue:
         value, depth = queue.pop(0)
-        if recognise_share(value, facts) is not None:
+        is_share = recognise_share(value, facts) is not None
+        if is_share:
             found.append(facts.plain(value))
-            continue
-        if depth == _FARTHEST:
-            continue
-        for node, _ in facts.readers(value):
-            fresh = [output for output in node.outputs if output not in seen] if is_op(node, *_TO_SHARES) else []
+        onward = ("Unsqueeze", "Squeeze") if is_share else _TO_SHARES
+        for node, _ in facts.readers(value) if depth < _FARTHEST else ():
+            fresh = [output for output in node.outputs if output not in seen] if is_op(node, *onward) else []
             seen.update(fresh)
             queue.extend((output, depth + 1) for output in fresh)
     return list(dict.fromkeys(found))

@@ -67,13 +67,15 @@ def _hits(value: ir.Value, facts: Facts) -> Hits | None:
 class Addition:
     """value = base with `update` (n, H) added to the rows `tokens` (n).
 
-    `overwrites`: of several updates of one row only the last would count.
+    `overwrites`: of several updates of one row only the last would count. `one_row` is the first row of the base where
+    the update was expanded to the shape of that, which changes nothing.
     """
 
     base: ir.Value
     tokens: ir.Value
     update: ir.Value
     overwrites: bool
+    one_row: ir.Value | None = None
 
 
 def recognise_addition(value: ir.Value, facts: Facts) -> Addition | None:
@@ -96,14 +98,14 @@ def _addition(value: ir.Value, facts: Facts) -> Addition | None:
             if is_op(inner, *_SCATTERS) and uniform_value(facts.input(inner, 0), facts) == 0:
                 tokens = _scattered_rows(inner, facts)
                 if tokens is not None:
-                    return Addition(base, tokens, _unspread(facts.input(inner, 2), facts), not _adds(inner))
+                    return Addition(base, tokens, *_unspread(facts.input(inner, 2), not _adds(inner), facts))
     if not is_op(node, *_SCATTERS):
         return None
-    base, tokens, update = facts.input(node, 0), _scattered_rows(node, facts), _unspread(facts.input(node, 2), facts)
+    base, tokens, update = facts.input(node, 0), _scattered_rows(node, facts), facts.input(node, 2)
     if tokens is None:
         return None
     if _adds(node):
-        return Addition(base, tokens, update, overwrites=False)
+        return Addition(base, tokens, *_unspread(update, False, facts))
     return _gathered_addition(base, tokens, update, facts)
 
 
@@ -140,24 +142,25 @@ def _scattered_rows(node: ir.Node, facts: Facts) -> ir.Value | None:
     return reshaped_from(indices, facts)
 
 
-def _unspread(value: ir.Value, facts: Facts) -> ir.Value:
-    """A value before it was expanded to at most one row of its own width, which leaves it as it is.
+def _unspread(value: ir.Value, overwrites: bool, facts: Facts) -> tuple[ir.Value, bool, ir.Value | None]:
+    """(value, `overwrites`, one row) with the value before it was expanded to the shape of at most one row.
 
-    Tracing of an accumulation over a fresh axis writes such an Expand, to the shape of base[0:1].
+    Tracing an accumulation writes such an Expand, to the shape of base[0:1]; it leaves the value as it is.
     """
     node = facts.producer(value)
-    if not is_op(node, "Expand"):
-        return facts.plain(value)
-    source, target = facts.input(node, 0), facts.symbolic(facts.input(node, 1))
-    if facts.rank(source) != 2 or target is None or len(target) != 2 or target[1] != facts.size(source, 1):
-        return facts.plain(value)
-    one_row = target[0] == 1 or _is_shape_of_one_row(facts.input(node, 1), facts)
-    return source if one_row else facts.plain(value)
+    source = facts.input(node, 0) if is_op(node, "Expand") else value
+    target = facts.symbolic(facts.input(node, 1)) if is_op(node, "Expand") else None
+    measured = facts.producer(facts.input(node, 1)) if is_op(node, "Expand") else None
+    if target is None or len(target) != 2 or facts.rank(source) != 2 or target[1] != facts.size(source, 1):
+        return value, overwrites, None
+    row = facts.input(measured, 0) if is_op(measured, "Shape") else None
+    if row is not None and _is_first_row(row, facts):
+        return source, overwrites, row
+    return (source if target[0] == 1 else value), overwrites, None
 
 
-def _is_shape_of_one_row(shape: ir.Value, facts: Facts) -> bool:
-    measured = facts.producer(shape)
-    cut = facts.producer(facts.input(measured, 0)) if is_op(measured, "Shape") else None
+def _is_first_row(value: ir.Value, facts: Facts) -> bool:
+    cut = value.producer()
     if not is_op(cut, "Slice"):
         return False
     starts, ends = facts.integers(facts.input(cut, 1)), facts.integers(facts.input(cut, 2))
@@ -172,6 +175,7 @@ class ExpertLoop:
     """total (N, H) = sum over experts e and choices k, for the tokens that chose e as k-th, of outputs[e] * weights.
 
     `tokens` are the rows of each expert. `overwrites`: it is only right when no token chooses an expert twice.
+    `first_rows` are rows of the partial sums that the graph asks the shape of.
     """
 
     ids: ir.Value
@@ -181,6 +185,7 @@ class ExpertLoop:
     experts: int | None
     hit_of: int | None
     overwrites: bool
+    first_rows: tuple[ir.Value, ...]
     base: ir.Value
     total: ir.Value
 
@@ -197,6 +202,7 @@ def recognise_loop(start: ir.Node, mask: ExpertMask, facts: Facts) -> ExpertLoop
     total = last
     outputs: dict[int, ir.Value] = {}
     tokens: dict[int, ir.Value] = {}
+    first_rows: list[ir.Value] = []
     weights: ir.Value | None = None
     overwrites = False
     hit_of: int | None = None
@@ -210,12 +216,23 @@ def recognise_loop(start: ir.Node, mask: ExpertMask, facts: Facts) -> ExpertLoop
         if hits.mask.expert in outputs:
             return miss("combine-unrecognised", last, f"one result of expert {hits.mask.expert}", "several")
         outputs[hits.mask.expert], tokens[hits.mask.expert], weights = output, step.tokens, given
+        first_rows.extend(row for row in (step.one_row,) if row is not None)
         overwrites, hit_of = overwrites or step.overwrites, hit_of or hits.mask.hit_of
         last = facts.plain(step.base)
     if weights is None or uniform_value(last, facts) != 0:
         return miss("combine-unrecognised", last, "a sum over the experts that starts from zeros", "another start")
-    in_order = dict(sorted(outputs.items()))
-    return ExpertLoop(mask.ids, weights, in_order, tokens, mask.experts, hit_of, overwrites, last, total)
+    return ExpertLoop(
+        mask.ids,
+        weights,
+        dict(sorted(outputs.items())),
+        tokens,
+        mask.experts,
+        hit_of,
+        overwrites,
+        tuple(first_rows),
+        last,
+        total,
+    )
 
 
 def _last_addition(start: ir.Node, mask: ExpertMask, facts: Facts) -> ir.Value | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion_patterns.graph import Facts, attribute, is_op, same_dim
+from fusion_patterns.graph import Dimension, Facts, attribute, is_op, same_dim
 from fusion_patterns.lift.floor_division import recognise_floor_division
 from fusion_patterns.lift.repeated_rows import recognise_repeated_rows
 from fusion_patterns.lift.router import reshaped_from
@@ -65,7 +65,15 @@ def _sorts_all(top_k: ir.Node, facts: Facts) -> bool:
     keys, count = facts.input(top_k, 0), facts.symbolic(facts.input(top_k, 1))
     if attribute(top_k, "largest") != 0 or attribute(top_k, "sorted") != 1 or facts.rank(keys) != 1:
         return False
-    return count is not None and len(count) == 1 and same_dim(count[0], facts.dim(keys, 0))
+    return count is not None and len(count) == 1 and _is_length(count[0], keys, facts)
+
+
+def _is_length(dim: Dimension | None, value: ir.Value, facts: Facts) -> bool:
+    """Whether a vector has this length; the order that a sort yields has that of what it sorts."""
+    node = value.producer()
+    if same_dim(dim, facts.dim(value, 0)):
+        return True
+    return is_op(node, "TopK") and _sorts_all(node, facts) and _is_length(dim, facts.input(node, 0), facts)
 
 
 _INDEX_ARITHMETIC = (
@@ -148,7 +156,7 @@ def _counts_up(value: ir.Value, order: ir.Value, facts: Facts) -> bool:
         return False
     if facts.scalar(facts.input(node, 0)) != 0 or facts.scalar(facts.input(node, 2)) != 1:
         return False
-    if same_dim(facts.dim(value, 0), facts.dim(order, 0)):
+    if _is_length(facts.dim(value, 0), order, facts):
         return True
     end = facts.symbolic(facts.input(node, 1))
-    return end is not None and len(end) == 1 and same_dim(end[0], facts.dim(order, 0))
+    return end is not None and len(end) == 1 and _is_length(end[0], order, facts)

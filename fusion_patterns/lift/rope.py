@@ -26,7 +26,8 @@ class RopeLayout(enum.Enum):
 class Angles:
     """cos or sin of the angles: `value` is (B, 1, S, W), (B, S, 1, W) or (B, S, W), perhaps with a last axis of size 1.
 
-    `head_axes` are the axes of the rotated value that may be the heads (two where S is 1 as well).
+    `head_axes` are the axes of the rotated value that may be the heads (two where S is 1 as well). For rows without
+    batch, x (T, N, D) or (T, D), `value` is (T, 1, W) or (T, W).
     """
 
     value: ir.Value
@@ -123,7 +124,7 @@ def _pair(first: ir.Value, second: ir.Value, output: RopeLayout, facts: Facts) -
                 continue
             if not _is_pair_of_products(products[0], products[1], (odd, cos), (even, sin)):
                 return None
-            angles = _angles(cos, facts), _angles(sin, facts)
+            angles = _angles(cos, x, facts), _angles(sin, x, facts)
             if angles[0] is None or angles[1] is None:
                 return None
             return Rope(x, angles[0], angles[1], True, RopeLayout.INTERLEAVED, output, difference)
@@ -140,7 +141,7 @@ def _rotate_half(node: ir.Node, facts: Facts) -> Rope | None:
             cos = None if x is None else _other_factor(direct, x)
             if x is None or cos is None:
                 continue
-            angles = _angles(cos, facts), _angles(sin, facts)
+            angles = _angles(cos, x, facts), _angles(sin, x, facts)
             if angles[0] is None or angles[1] is None:
                 return None
             pairs = _drawn_apart(x, facts)
@@ -195,9 +196,13 @@ def _single_node(node: ir.Node, facts: Facts) -> Rope | None:
     return Rope(x, cos, sin, True, layout, layout, node)
 
 
-def _angles(value: ir.Value, facts: Facts) -> Angles | None:
-    """Angles of four axes, or five with a last one of size 1, and the axes that may be broadcast over heads."""
-    shape = facts.shape(value)
+def _angles(value: ir.Value, x: ir.Value, facts: Facts) -> Angles | None:
+    """Angles of `x` with as many axes, or a fifth of size 1, and the axes that may be broadcast over heads."""
+    shape, rank = facts.shape(value), facts.rank(x)
+    if rank in (2, 3):
+        if shape is None or len(shape) != rank:
+            return None
+        return Angles(value, tuple(axis for axis in range(rank - 1) if shape[axis] == 1))
     if shape is None or len(shape) not in (4, 5) or (len(shape) == 5 and shape[4] != 1):
         return None
     head_axes = tuple(axis for axis in (1, 2) if shape[axis] == 1)

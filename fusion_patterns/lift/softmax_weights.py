@@ -267,21 +267,20 @@ def carries_exponential(value: ir.Value, facts: Facts) -> bool:
 
 
 def _carries(value: ir.Value, facts: Facts, depth: int) -> bool:
-    node = value.producer()
-    if node is None or depth > _DEEPEST or not is_op(node, "Exp", "Sigmoid", *_ARITHMETIC, *_LAYOUT):
+    if depth > _DEEPEST or not is_op(facts.producer(value), "Exp", "Sigmoid", *_ARITHMETIC, *_LAYOUT):
         return False
     return facts.remember("carries_exponential", value, lambda v, f: _computes_exponential(v, f, depth))
 
 
 def _computes_exponential(value: ir.Value, facts: Facts, depth: int) -> bool:
-    node = value.producer()
+    node = facts.producer(value)
     assert node is not None  # `_carries` looked
     if is_op(node, "Exp"):
         return True
     if is_op(node, "Sigmoid", "Softplus") and _is_difference(facts.input(node, 0), facts):
         return True
-    read = node.inputs[:1] if is_op(node, *_LAYOUT) else node.inputs
-    return any(_carries(given, facts, depth + 1) for given in read if given is not None)
+    read = 1 if is_op(node, *_LAYOUT) else len(node.inputs)
+    return any(_carries(facts.input(node, index), facts, depth + 1) for index in range(read))
 
 
 def _is_difference(value: ir.Value, facts: Facts) -> bool:

@@ -68,7 +68,7 @@ CONSTANTS: dict[str, Any] = {
     "two_scalar": 2,
     "three_scalar": 3,
     "spread": [1, CHOICES, 1],
-    "rows": [-1, HIDDEN],
+    "flat_rows": [-1, HIDDEN],
     "choices": [-1, CHOICES, HIDDEN],
     "nothing": 0.0,
 }

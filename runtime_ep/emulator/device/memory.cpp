@@ -2,8 +2,11 @@
 
 #include "control/misuse.h"
 #include "control/settings.h"
+#include "device/red_zone.h"
 
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include <fcntl.h>
@@ -65,7 +68,7 @@ DeviceMemory::DeviceMemory()
 }
 
 void* DeviceMemory::allocate(std::size_t size) {
-    const std::size_t reserved = round_up(size, alignment);
+    const std::size_t reserved = round_up(size, alignment) + red_zone;
     std::size_t offset = 0;
     {
         const std::lock_guard lock(mutex_);
@@ -85,6 +88,8 @@ void* DeviceMemory::allocate(std::size_t size) {
         allocations_.emplace(offset, Allocation{size, reserved});
         live_bytes_ += size;
     }
+    mark_usable(accessible_ + offset, size);
+    mark_unusable(accessible_ + offset + size, reserved - size);
     if (size <= filled_up_to) {
         std::memset(accessible_ + offset, filling, size);
     }
@@ -107,6 +112,7 @@ void DeviceMemory::release(void* address) {
     live_bytes_ -= found->second.size;
     std::size_t size = found->second.reserved;
     allocations_.erase(found);
+    mark_unusable(accessible_ + offset, size);
     discard(offset, size);
 
     auto after = free_.lower_bound(offset);
