@@ -1,33 +1,48 @@
 """The `ascend-onnx` command.
 
-Exit codes: 0 done; 1 what was asked for was not reached; 2 bad input, said in one sentence on standard error. Modules
-that load onnx or a runtime are imported inside the commands, so that `--help` and usage errors come at once.
+Exit codes: 0 done; 1 what was asked for was not reached; 2 bad input, said in one sentence on standard error; 130
+interrupted.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+import onnx_ir as ir
 import typer
 from typer.main import get_command
 
+import fusion_patterns
+from ascend_onnx import demo as demonstration
+from ascend_onnx import render
+from ascend_onnx.check import check as find_faults
+from ascend_onnx.documentation import domain_json, operator_markdown
 from ascend_onnx.errors import InputError
-
-if TYPE_CHECKING:
-    from fusion_patterns import Report
+from ascend_onnx.external_data import data_path
+from ascend_onnx.files import replacing, require_writable
+from ascend_onnx.functions import strip_functions
+from ascend_onnx.operators import OPERATORS
+from ascend_onnx.storage import load, save
+from ascend_onnx.tensors import external_path, tensor_slots
+from ascend_onnx.verify import verify as compare_models
 
 __all__ = ["app", "main"]
 
 PROGRAM = "ascend-onnx"
 NOT_REACHED = 1
 BAD_INPUT = 2
+INTERRUPTED = 130
+_FEW = 5
+"""So many names fit in a sentence."""
 
 app = typer.Typer(
     name=PROGRAM,
@@ -60,7 +75,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     """Options of the command as a whole; its help text is that of `app`."""
     if version:
-        typer.echo(f"{PROGRAM} {importlib.metadata.version(PROGRAM)}")
+        typer.echo(f"{PROGRAM} {_version()}")
         raise typer.Exit
 
 
@@ -87,21 +102,17 @@ def fuse(
 
     The model and its report are written even if an --expect is not met.
     """
-    import fusion_patterns
-    from ascend_onnx import render
-    from ascend_onnx.files import require_writable
-    from ascend_onnx.functions import strip_functions
-    from ascend_onnx.storage import load, save
-
     expected = _expectations(expect)
-    if report is not None and report.resolve() in (output.resolve(), model.resolve()):
-        raise InputError(f"--report {report} would replace a model; name another file")
+    if output.resolve() == model.resolve():
+        raise InputError(f"--output {output} would replace the model that is read; name another file")
     for written in (output, report):
         if written is not None:
             require_writable(written)
     seconds: dict[str, float] = {}
     with _timed(seconds, "load"):
         loaded = load(model)
+    if report is not None and report.resolve() in {*_files_of(loaded, model), *_files_at(output)}:
+        raise InputError(f"--report {report} would replace a model or its weights; name another file")
     with render.progress() as progress:
         result = fusion_patterns.fuse(
             loaded,
@@ -132,9 +143,6 @@ def find(
     as_json: AsJson = False,
 ) -> None:
     """Say what `fuse` would fuse and what not, and change nothing."""
-    import fusion_patterns
-    from ascend_onnx.storage import load
-
     expected = _expectations(expect)
     seconds: dict[str, float] = {}
     with _timed(seconds, "load"):
@@ -143,6 +151,23 @@ def find(
     result.seconds = {**seconds, **result.seconds}
     _deliver(result, None, as_json=as_json)
     _require(expected, result)
+
+
+@app.command()
+def explain(
+    model: Model,
+    node: Annotated[str, typer.Option(metavar="NAME", help="The anchor of a candidate, as `find` lists it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Walk through one candidate: every building block that was looked for, and what was there."""
+    loaded = load(model)
+    explanations = [dataclasses.asdict(explanation) for explanation in fusion_patterns.explain(loaded, node)]
+    if not explanations:
+        raise InputError(f"--node {node}: {_no_anchor(loaded, node)}")
+    if as_json:
+        render.print_json({"node": node, "explanations": explanations})
+    else:
+        render.print_explanations(explanations)
 
 
 @app.command()
@@ -167,9 +192,6 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Run two models on the same inputs and compare every output; exit code 1 if they differ."""
-    from ascend_onnx import render
-    from ascend_onnx.verify import verify as compare_models
-
     result = compare_models(
         original,
         fused,
@@ -190,12 +212,6 @@ def verify(
 @app.command()
 def check(model: Model, target: Target = "any", as_json: AsJson = False) -> None:
     """Say which nodes would not launch on a product, and why; exit code 1 if there are any."""
-    import dataclasses
-
-    from ascend_onnx import render
-    from ascend_onnx.check import check as find_faults
-    from ascend_onnx.storage import load
-
     findings = [dataclasses.asdict(finding) for finding in find_faults(load(model), target=target)]
     if as_json:
         render.print_json({"target": target, "findings": findings})
@@ -206,12 +222,31 @@ def check(model: Model, target: Target = "any", as_json: AsJson = False) -> None
 
 
 @app.command()
+def schema(
+    operator: Annotated[
+        str | None, typer.Argument(metavar="[OPERATOR]", help="One operator; all by default.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of a table.")] = False,
+) -> None:
+    """Describe the operators: inputs, outputs, attributes, and the limits of each product."""
+    if as_json and as_markdown:
+        raise InputError("schema prints --json or --markdown, not both; choose one")
+    chosen = list(OPERATORS) if operator is None else [_known_operator("schema", operator)]
+    if as_markdown:
+        typer.echo("\n".join(operator_markdown(OPERATORS[name]) for name in chosen), nl=False)
+        return
+    described = domain_json()
+    described["operators"] = [entry for entry in described["operators"] if entry["name"] in chosen]
+    if as_json:
+        render.print_json(described)
+    else:
+        render.print_domain(described)
+
+
+@app.command()
 def demo(as_json: AsJson = False) -> None:
     """Fuse a two-layer DeepSeek-V3 decode graph with random weights, prove it equal and time it."""
-    import fusion_patterns
-    from ascend_onnx import demo as demonstration
-    from ascend_onnx import render
-
     with render.progress() as progress:
         result = demonstration.run(lambda model: fusion_patterns.fuse(model, progress=progress).to_json())
     if as_json:
@@ -222,11 +257,8 @@ def demo(as_json: AsJson = False) -> None:
         raise typer.Exit(NOT_REACHED)
 
 
-def _deliver(result: Report, file: Path | None, *, as_json: bool) -> None:
+def _deliver(result: fusion_patterns.Report, file: Path | None, *, as_json: bool) -> None:
     """Print the report, and write it to `file` as JSON."""
-    from ascend_onnx import render
-    from ascend_onnx.files import replacing
-
     data = result.to_json()
     if file is not None:
         with replacing(file) as out:
@@ -239,14 +271,47 @@ def _deliver(result: Report, file: Path | None, *, as_json: bool) -> None:
 
 def _expectations(values: list[str] | None) -> dict[str, int]:
     """The --expect options as {operator: number}."""
-    from ascend_onnx.operators import OPERATORS
-
     expected = {}
     for name, number in _pairs("--expect", "OPERATOR=N", values):
-        if name not in OPERATORS:
-            raise InputError(f"--expect: there is no operator {name!r}; the operators are {', '.join(OPERATORS)}")
-        expected[name] = _whole_number("--expect", name, number)
+        expected[_known_operator("--expect", name)] = _whole_number("--expect", name, number)
     return expected
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version(PROGRAM)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed, run from its sources)"
+
+
+def _known_operator(where: str, name: str) -> str:
+    if name not in OPERATORS:
+        raise InputError(f"{where}: there is no operator {name!r}; the operators are {', '.join(OPERATORS)}")
+    return name
+
+
+def _files_of(model: ir.Model, path: Path) -> set[Path]:
+    """The file of a loaded model and those that its weights are in."""
+    weights = (slot.tensor for slot in tensor_slots(model))
+    return {path.resolve(), *(external_path(w).resolve() for w in weights if isinstance(w, ir.ExternalTensor))}
+
+
+def _files_at(output: Path) -> set[Path]:
+    """The files that saving a model makes."""
+    return {output.resolve(), data_path(output).resolve()}
+
+
+def _no_anchor(model: ir.Model, node: str) -> str:
+    """Why there is nothing to explain at a node, and where there is."""
+    report = fusion_patterns.find(model)
+    inside = next((entry.anchor for entry in report.fused if node in entry.nodes), None)
+    if inside is not None:
+        return f"no fusion starts at this node, but the one at {inside} replaces it; explain that"
+    anchors = list(dict.fromkeys([*(m.anchor for m in report.missed), *(f.anchor for f in report.fused)]))
+    if not anchors:
+        return "no fusion starts at this node, nor at any other of the model"
+    more = f" and {len(anchors) - _FEW} more nodes" if len(anchors) > _FEW else ""
+    return f"no fusion starts at this node; candidates are at {', '.join(anchors[:_FEW])}{more}"
 
 
 def _pairs(option: str, form: str, values: list[str] | None) -> Iterator[tuple[str, str]]:
@@ -264,7 +329,7 @@ def _whole_number(option: str, name: str, text: str) -> int:
     return int(text)
 
 
-def _require(expected: dict[str, int], result: Report) -> None:
+def _require(expected: dict[str, int], result: fusion_patterns.Report) -> None:
     """End with exit code 1 if other numbers were fused than expected."""
     unmet = [
         f"{number} {name} but {result.counts.get(name, 0)} fuse"
@@ -291,13 +356,19 @@ def _say(message: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments`, the process's own by default; returns the exit code."""
     try:
-        return int(get_command(app).main(arguments, prog_name=PROGRAM, standalone_mode=False) or 0)
+        code = int(get_command(app).main(arguments, prog_name=PROGRAM, standalone_mode=False) or 0)
+        if code == INTERRUPTED:
+            _say("interrupted; files that were not complete are gone")
+        return code
     except typer.TyperException as error:
         if error.format_message():
             _say(error.format_message())
         return error.exit_code
     except InputError as error:
         _say(str(error))
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail again
+        return NOT_REACHED
     except OSError as error:
         _say(f"{error.filename or 'input or output'}: {error.strerror}")
     return BAD_INPUT

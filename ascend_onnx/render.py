@@ -14,7 +14,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["Advance", "print_demo", "print_findings", "print_json", "print_report", "print_verification", "progress"]
+__all__ = [
+    "Advance",
+    "print_demo",
+    "print_domain",
+    "print_explanations",
+    "print_findings",
+    "print_json",
+    "print_report",
+    "print_verification",
+    "progress",
+]
 
 Json = Mapping[str, Any]
 Advance = Callable[[str, int, int], None]
@@ -23,6 +33,9 @@ Advance = Callable[[str, int, int], None]
 _PIPE_WIDTH = 160
 """Columns when no terminal gives a width: wide enough that a table row stays one line."""
 
+_FEW = 3
+"""So many names are listed in a table cell."""
+
 
 def print_json(data: Json) -> None:
     """One JSON document on standard output; numbers that JSON lacks, NaN and infinities, become null."""
@@ -30,15 +43,15 @@ def print_json(data: Json) -> None:
 
 
 def print_report(report: Json) -> None:
-    """What fused, what did not and why, and what the model gained."""
+    """What did not fuse and why, what fused, and what the model gained."""
     console = _console()
-    if report["fused"]:
-        console.print(_fused_table(report["fused"]))
-    else:
-        console.print("Nothing was fused." if report["nodes"]["after"] is not None else "Nothing fuses.")
     if report["missed"]:
         console.print(_missed_table(report["missed"]))
+    if report["fused"]:
+        console.print(_fused_table(report["fused"], "Would fuse" if report["nodes"]["after"] is None else "Fused"))
     else:
+        console.print("Nothing was fused." if report["nodes"]["after"] is not None else "Nothing fuses.")
+    if not report["missed"]:
         console.print("Not fused: nothing, there was no other candidate.")
     nodes = report["nodes"]
     after = "" if nodes["after"] is None else f" before, {nodes['after']:,} after"
@@ -47,6 +60,30 @@ def print_report(report: Json) -> None:
         console.print(_cache_line(report["kv_cache_bytes_per_token"]))
     if report["seconds"]:
         console.print("Seconds: " + ", ".join(f"{phase} {value:.2f}" for phase, value in report["seconds"].items()))
+
+
+def print_explanations(explanations: Sequence[Json]) -> None:
+    """How each fusion looked at one anchor, step by step, and what it made of it."""
+    console = _console()
+    for explanation in explanations:
+        table = Table("", "Building block", "At value", "Found", title=escape(_heading(explanation)))
+        for number, step in enumerate(explanation["steps"], 1):
+            detail = (
+                step["detail"] if step["found"] else f"no: {step['detail'].removeprefix('not found') or 'not here'}"
+            )
+            table.add_row(str(number), step["block"], escape(step["value"]), escape(detail))
+        console.print(table)
+        console.print(escape(explanation["outcome"]))
+
+
+def print_domain(domain: Json) -> None:
+    """The operators of the domain, one a row."""
+    table = Table("Operator", "On the device", "Products", "Inputs", "Outputs", "Attributes", "Limits")
+    table.title = f"{domain['domain']}, version {domain['version']}"
+    for operator in domain["operators"]:
+        counts = (str(len(operator[key])) for key in ("inputs", "outputs", "attributes", "limits"))
+        table.add_row(operator["name"], operator["aclnn"], ", ".join(operator["products"]), *counts)
+    _console().print(table)
 
 
 def print_findings(findings: Sequence[Json], target: str) -> None:
@@ -117,34 +154,64 @@ def _console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
-def _fused_table(fused: Sequence[Json]) -> Table:
-    columns = ("Operator", "Fused", "Nodes replaced", "Nodes kept for other readers", "Validated", "Assumed")
-    table = Table(*columns, title="Fused")
-    for operator in sorted({entry["operator"] for entry in fused}):
-        entries = [entry for entry in fused if entry["operator"] == operator]
-        assumed = sorted({name for entry in entries for name in entry["assumed"]})
-        numbers = (len(entries), *(sum(len(entry[key]) for entry in entries) for key in ("nodes", "kept")))
-        table.add_row(operator, *map(str, numbers), _validated(entries), ", ".join(assumed) or "nothing")
-    return table
-
-
-def _validated(entries: Sequence[Json]) -> str:
-    errors = [entry["validated"] for entry in entries if entry["validated"] is not None]
-    if not errors:
-        return "no"
-    return f"{len(errors)} of {len(entries)}, relative error up to {max(errors):.1e}"
+def _heading(explanation: Json) -> str:
+    return f"{explanation['fusion']} at {explanation['anchor']}: {'fuses' if explanation['fuses'] else 'does not fuse'}"
 
 
 def _missed_table(missed: Sequence[Json]) -> Table:
-    """Equal reasons share a row; a deep model tends to have one reason per layer kind."""
-    table = Table("Fusion", "Where", "Code", "Why not", title="Not fused")
-    by_reason: dict[tuple[str, str, str], list[str]] = {}
+    """One row per candidate, so that no layer hides behind another."""
+    table = Table("Anchor", "Fusion", "Code", "Why not", "Seen at", title=f"Not fused: {len(missed)}")
     for entry in missed:
-        by_reason.setdefault((entry["fusion"], entry["code"], entry["message"]), []).append(entry["anchor"])
-    for (fusion, code, message), anchors in by_reason.items():
-        where = anchors[0] if len(anchors) == 1 else f"{anchors[0]} and {len(anchors) - 1} more"
-        table.add_row(*(escape(text) for text in (fusion, where, code, message)))
+        table.add_row(*(escape(entry[column]) for column in ("anchor", "fusion", "code", "message", "node")))
     return table
+
+
+def _fused_table(fused: Sequence[Json], title: str) -> Table:
+    """One row per kind of layer: candidates that fuse into the same operators under the same conditions."""
+    by_anchor: dict[str, list[Json]] = {}
+    for entry in fused:
+        by_anchor.setdefault(entry["anchor"], []).append(entry)
+    kinds: dict[tuple[object, ...], list[list[Json]]] = {}
+    for entries in by_anchor.values():
+        operators = tuple(sorted(entry["operator"] for entry in entries))
+        kinds.setdefault((operators, _assumed(entries), len(_kept(entries))), []).append(entries)
+    columns = ("Anchor", "Operators", "Times", "Nodes replaced", "Kept for other readers", "Validated", "Assumed")
+    table = Table(*columns, title=f"{title}: {len(by_anchor)}")
+    for layers in kinds.values():
+        all_entries = [entry for entries in layers for entry in entries]
+        replaced = {name for entry in all_entries for name in entry["nodes"]}
+        table.add_row(
+            escape(_some([entries[0]["anchor"] for entries in layers])),
+            "\n".join(sorted(entry["operator"] for entry in layers[0])),
+            str(len(layers)),
+            str(len(replaced)),
+            escape(_some(_kept(all_entries)) or "nothing"),
+            _validated(layers),
+            ", ".join(_assumed(layers[0])) or "nothing",
+        )
+    return table
+
+
+def _assumed(entries: Sequence[Json]) -> tuple[str, ...]:
+    return tuple(sorted({name for entry in entries for name in entry["assumed"]}))
+
+
+def _kept(entries: Sequence[Json]) -> list[str]:
+    return list(dict.fromkeys(name for entry in entries for name in entry["kept"]))
+
+
+def _some(names: Sequence[str]) -> str:
+    """All of a few names; of many the first and the last."""
+    if len(names) <= _FEW:
+        return "\n".join(names)
+    return f"{names[0]}\nto {names[-1]}"
+
+
+def _validated(layers: Sequence[Sequence[Json]]) -> str:
+    errors = [entries[0]["validated"] for entries in layers if entries[0]["validated"] is not None]
+    if not errors:
+        return "no"
+    return f"{len(errors)} of {len(layers)}, relative error up to {max(errors):.1e}"
 
 
 def _comparison_table(run: Json) -> Table:

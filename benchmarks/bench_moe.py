@@ -22,14 +22,15 @@ from ascend_onnx.storage import load
 EXPERTS, CHOICES, TOKENS = 64, 8, 128
 HIDDEN, WIDTH = 1024, 512
 THREADS, ROUNDS = 2, 5
-SMALLEST_SPEED_UP = 10
+SMALLEST_SPEED_UP = 5
 
 BATCHED = f"""
 <ir_version: 10, opset_import: ["" : 18]>
 moe (float[tokens, {HIDDEN}] x) => (float[tokens, {HIDDEN}] y)
 <float[{HIDDEN}, {EXPERTS}] router, float[{EXPERTS}, {2 * WIDTH}, {HIDDEN}] gate_up,
  float[{EXPERTS}, {HIDDEN}, {WIDTH}] down, int64[1] k = {{{CHOICES}}}, int64[1] last = {{-1}}, int64[1] one = {{1}},
- int64[3] spread = {{1, {CHOICES}, 1}}, int64[2] rows = {{-1, {HIDDEN}}}, int64[3] choices = {{-1, {CHOICES}, {HIDDEN}}}>
+ int64[3] spread = {{1, {CHOICES}, 1}}, int64[2] rows = {{-1, {HIDDEN}}},
+ int64[3] choices = {{-1, {CHOICES}, {HIDDEN}}}>
 {{
     logits = MatMul(x, router)
     scores = Softmax<axis = -1>(logits)

@@ -47,7 +47,9 @@ class Match:
     and says which new value stands for which result. `absorbed` are values the operators compute inside: where others
     read one, it stays and is reported as kept. `shape_of` computes what a Shape node yields without its input (None:
     it cannot), so that nothing is kept for the sake of its dimensions. `shapes` of boundary values hold
-    by assumption.
+    by assumption. `sizes` are those of symbolic dimensions that let a random run say enough. `draws` is how many random
+    inputs validation may try until both forms agree: more than one where numbers are rounded to integers, for one near
+    a tie may fall either way.
     """
 
     fusion: str
@@ -60,7 +62,9 @@ class Match:
     shape_of: Callable[[Emitter, ir.Node], ir.Value | None] | None = None
     assumed: tuple[str, ...] = ()
     shapes: dict[ir.Value, ir.Shape] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     cache: LatentCache | None = None
+    draws: int = 1
     validated: float | None = None
 
 
@@ -171,13 +175,14 @@ def apply(
         return []
     emitter, sweep = Emitter(graph, root or graph), _Sweep(graph)
     made: list[tuple[Match, list[ir.Node], list[ir.Node]]] = []
+    replacements: dict[ir.Value, ir.Value] = {}
     for done, match in enumerate(matches):
         progress(done, len(matches))
         before, old = len(emitter.nodes), between(match)
-        replacements = match.emit(emitter)
+        replacements.update(match.emit(emitter))
         made.append((match, [node for node in emitter.nodes[before:] if node.domain], old))
-        for result, value in replacements.items():
-            _replace(result, value)
+    for result, value in replacements.items():  # only now: what one match reads another may have replaced
+        _replace(result, value)
     entries: list[tuple[Fused, ir.Node]] = []
     for match, nodes, old in made:
         dead = sweep.drop([value.producer() for value in match.results])

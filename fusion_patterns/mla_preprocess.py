@@ -46,6 +46,8 @@ _BLOCK_SIZE = 128
 """Slots of a block of the caches, the only number that the device takes."""
 _EPSILON = np.float32(1e-6)
 """The epsilon of all the operator's norms."""
+_DRAWS = 3
+"""Of some thousand numbers that are rounded to 8 bits, one may lie so near a tie that it falls the other way."""
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -74,9 +76,9 @@ def _unfit(node: ir.Node, layer: QuantisedProjections, facts: Facts) -> Miss | N
         return miss("dtype", node, "float32, float16 or bfloat16", str(x.dtype))
     if any(cache.dtype != x.dtype for cache in caches):
         return miss("dtype", node, f"caches of {x.dtype}", ", ".join(str(cache.dtype) for cache in caches))
-    norms = (layer.input_norm and layer.input_norm.norm, layer.query_norm.norm, layer.latent_norm)
-    for norm in norms:
-        if norm is not None and np.float32(norm.epsilon) != _EPSILON:
+    first = [] if layer.input_norm is None else [layer.input_norm.norm]
+    for norm in (*first, layer.query_norm.norm, layer.latent_norm):
+        if np.float32(norm.epsilon) != _EPSILON:
             return miss("epsilon", norm.node, f"{_EPSILON:g}", f"{norm.epsilon:g}")
     sizes = (layer.latent.size, layer.rotated.size)
     if sizes != (_LATENT, _ROPE):
@@ -111,13 +113,15 @@ def _match(node: ir.Node, layer: QuantisedProjections, facts: Facts) -> Match:
         lambda emitter: _emit(emitter, node, layer, facts),
         absorbed=_absorbed(layer),
         assumed=("slots-valid",),
+        draws=_DRAWS,
     )
 
 
 def _absorbed(layer: QuantisedProjections) -> tuple[ir.Value, ...]:
     nodes = (layer.latent.linear.node, layer.low_rank.linear.node, layer.up.node)
     outputs = [n.outputs[0] for n in dict.fromkeys(nodes)]
-    return (*outputs, layer.up.x, layer.latent_write.rows, layer.rotated_write.rows)
+    codes = (layer.rows.value, layer.query_rows.value)
+    return (*codes, *outputs, layer.up.x, layer.latent_write.rows, layer.rotated_write.rows)
 
 
 def _call(layer: QuantisedProjections, facts: Facts) -> Call:
@@ -242,12 +246,16 @@ def _quantisation(emit: Emitter, stage: int, rows: PerTensor, dtype: ir.DataType
 
 
 def _slot_mapping(emit: Emitter, write: SlotWrite, facts: Facts) -> ir.Value:
-    if write.slots.dtype == ir.DataType.INT32:
-        return write.slots
-    dims = facts.shape(write.slots)
+    """(T) int32."""
 
     def build() -> ir.Value:
-        return emit.op("Cast", write.slots, to=ir.DataType.INT32, dtype=ir.DataType.INT32, shape=dims)
+        slots, dims = write.slots, facts.shape(write.slots) or ()
+        if len(dims) > 1:
+            dims = dims[:1]
+            slots = emit.op("Reshape", slots, emit.integers([-1]), shape=dims)
+        if slots.dtype == ir.DataType.INT32:
+            return slots
+        return emit.op("Cast", slots, to=ir.DataType.INT32, dtype=ir.DataType.INT32, shape=dims)
 
     value: ir.Value = emit.shared(("slot mapping", write.slots), build)
     return value

@@ -19,6 +19,7 @@ from fusion_patterns.graph import Facts
 from fusion_patterns.lift.absorbed_query import AbsorbedQuery, KeyWeight, recognise_absorbed_query
 from fusion_patterns.miss import Miss
 from fusion_patterns.prolog import Prolog, prolog_call, scratch_of, unfit
+from fusion_patterns.prolog_scales import draws
 
 __all__ = ["MlaProjection", "key_half_of"]
 
@@ -56,6 +57,7 @@ def _match(node: ir.Node, found: AbsorbedQuery, facts: Facts) -> Match:
         lambda emitter: _emit(emitter, node, found, facts),
         absorbed=paths.absorbed(),
         shape_of=shape_of,
+        draws=draws(paths),
     )
 
 

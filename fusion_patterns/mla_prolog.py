@@ -23,6 +23,7 @@ from fusion_patterns.lift.latent_attention import LatentAttention, recognise_lat
 from fusion_patterns.lift.selected_attention import recognise_selected_attention
 from fusion_patterns.miss import Miss, miss
 from fusion_patterns.prolog import LATENT, ROPE, Prolog, prolog_call, scratch_of, unfit
+from fusion_patterns.prolog_scales import draws
 from fusion_patterns.sparse_flash_attention import NAME as SPARSE
 from fusion_patterns.sparse_flash_attention import SparseAttention, recognise_sparse_attention
 
@@ -96,6 +97,7 @@ def _match(layer: LatentAttention, sparse: SparseAttention | None, facts: Facts)
         absorbed=(*paths.absorbed(), key.expansion.node.outputs[0], attention.node.outputs[0]),
         assumed=() if sparse is None else sparse.assumed,
         shape_of=shape_of,
+        draws=draws(paths),
         cache=LatentCache((LATENT + ROPE) * itemsize, per_head * itemsize),
     )
 

@@ -36,6 +36,7 @@ from fusion_patterns.moe_routed_experts import (
     routing_call,
     slices,
     sorted_tokens,
+    validation_sizes,
     wrong_dtype,
 )
 
@@ -180,6 +181,7 @@ def grouped_match(fusion: str, block: GroupedExperts, facts: Facts) -> Match:
         lambda emit: _emit(emit, fusion, block, facts),
         absorbed=(permutation.order, permutation.sorted_keys, block.first.rows),
         assumed=tokens.assumed,
+        sizes=validation_sizes(tokens, facts),
     )
 
 

@@ -28,6 +28,7 @@ from fusion_patterns.moe_routed_experts import (
     routing_attributes,
     routing_call,
     sorted_tokens,
+    validation_sizes,
     wrong_dtype,
 )
 
@@ -67,6 +68,7 @@ def permutation_match(fusion: str, permutation: Permutation, facts: Facts) -> Ma
         lambda emit: _emit(emit, fusion, routed, facts),
         absorbed=(permutation.sorted_keys, routed.gather.rows, permutation.order),
         assumed=tokens.assumed,
+        sizes=validation_sizes(tokens, facts),
     )
 
 

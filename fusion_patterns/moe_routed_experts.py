@@ -9,6 +9,7 @@ offset of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,7 @@ __all__ = [
     "routing_call",
     "slices",
     "sorted_tokens",
+    "validation_sizes",
     "wrong_dtype",
 ]
 
@@ -102,6 +104,33 @@ class RoutedExperts:
     first_rows: tuple[ir.Value, ...] = ()
 
 
+_TOKENS_PER_EXPERT, _MOST_TOKENS, _FEWEST_TOKENS = 4, 256, 8
+_MOST_GATHERED = 2**28
+"""Bytes of weight matrices that a validation run may gather for its assignments."""
+
+
+def validation_sizes(tokens: Tokens, facts: Facts, gathered: int = 0) -> dict[str, int]:
+    """Sizes with which every expert gets some tokens and no order is its own inverse by chance.
+
+    `gathered` are the bytes that the original gathers for each assignment; they limit the number of tokens.
+    """
+    count = min(_TOKENS_PER_EXPERT * tokens.experts, _MOST_TOKENS)
+    if gathered:
+        count = min(count, max(_MOST_GATHERED // (gathered * tokens.choices), _FEWEST_TOKENS))
+    rows = _rows(tokens.x, facts)
+    symbols = sorted(rows.free_symbols()) if isinstance(rows, ir.SymbolicDim) and rows.value is not None else []
+    return {name: max(math.ceil(count ** (1 / len(symbols))), 2) for name in symbols}
+
+
+def _gathered_bytes(block: RoutedExperts) -> int:
+    """What experts of which every assignment gathers the matrices read per assignment, else 0."""
+    if block.weights is not None:
+        return 0
+    products = [step.weights[0] for step in block.network.steps if isinstance(step, Product)]
+    types = [weight.initializer.dtype or ir.DataType.FLOAT for weight in products]
+    return sum(math.prod(weight.shape) * int(dtype.itemsize) for weight, dtype in zip(products, types, strict=True))
+
+
 def routed_tokens(x: ir.Value, ids: ir.Value, choices: int, experts: int, facts: Facts) -> Tokens:
     """The tokens and their ids, with the router that the ids come from."""
     router = recognise_router(ids, facts)
@@ -137,6 +166,7 @@ def routed_match(fusion: str, block: RoutedExperts, facts: Facts) -> Match | Mis
         lambda emit: _emit(emit, fusion, block, facts),
         absorbed=tuple(value for value in block.network.computed if value is not block.result),
         assumed=tokens.assumed,
+        sizes=validation_sizes(tokens, facts, _gathered_bytes(block)),
         shapes={row: ir.Shape([1, *(facts.shape(row) or ())[1:]]) for row in block.first_rows},
     )
 

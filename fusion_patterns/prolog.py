@@ -21,6 +21,7 @@ from fusion_patterns.lift.projections import Projections
 from fusion_patterns.lift.rope import Angles, Rope, RopeLayout
 from fusion_patterns.lift.slices import recognise_slice
 from fusion_patterns.miss import Miss, miss
+from fusion_patterns.prolog_scales import quantised_rows, scale_inputs, scale_tensors, token_x
 
 __all__ = ["LATENT", "ROPE", "Prolog", "Scratch", "prolog_call", "scratch_of", "unfit"]
 
@@ -53,11 +54,11 @@ def prolog_call(paths: Projections) -> Call:
     x, query, key = Tensor.of(paths.x), paths.query, paths.key
     angles = Tensor(x.dtype, (x.dim(0), x.dim(1), ROPE))
     inputs = {
-        "token_x": x,
-        "weight_dq": Tensor(x.dtype, query.down.weight.shape),
-        "weight_uq_qr": Tensor(x.dtype, query.up.weight.shape),
+        "token_x": x if quantised_rows(paths) is None else Tensor(ir.DataType.INT8, x.shape),
+        "weight_dq": _weight_tensor(query.down.weight),
+        "weight_uq_qr": _weight_tensor(query.up.weight),
         "weight_uk": Tensor(x.dtype, (query.heads, query.nope, LATENT)),
-        "weight_dkv_kr": Tensor(x.dtype, key.down.weight.shape),
+        "weight_dkv_kr": _weight_tensor(key.down.weight),
         "rmsnorm_gamma_cq": Tensor.of(query.norm.gamma),
         "rmsnorm_gamma_ckv": Tensor.of(key.norm.gamma),
         "rope_sin": angles,
@@ -65,8 +66,13 @@ def prolog_call(paths: Projections) -> Call:
         "cache_index": Tensor(ir.DataType.INT64, (x.dim(0), x.dim(1))),
         "kv_cache": Tensor(x.dtype, (None, _BLOCK_SIZE, 1, LATENT)),
         "kr_cache": Tensor(x.dtype, (None, _BLOCK_SIZE, 1, ROPE)),
+        **scale_tensors(paths),
     }
     return Call(_OPERATOR, inputs, _OUTPUTS, _OPERATOR.attribute_values(_attributes(paths)))
+
+
+def _weight_tensor(view: WeightView) -> Tensor:
+    return Tensor(view.initializer.dtype, view.shape)
 
 
 def _attributes(paths: Projections) -> dict[str, float | str]:
@@ -195,7 +201,7 @@ def _inputs(
 ) -> dict[str, ir.Value]:
     query, key = paths.query, paths.key
     return {
-        "token_x": paths.x,
+        "token_x": token_x(emit, paths),
         "weight_dq": weights.as_stored(emit, query.down.weight),
         "weight_uq_qr": _rotating(emit, query.up.weight, query.rope, query.heads, query.nope),
         "weight_uk": weight_uk,
@@ -207,6 +213,7 @@ def _inputs(
         "cache_index": scratch.index,
         "kv_cache": scratch.latent,
         "kr_cache": scratch.rotated,
+        **scale_inputs(emit, paths),
     }
 
 

@@ -80,25 +80,28 @@ def _match(node: ir.Node, merge: PartialMerge, facts: Facts) -> Match | Miss:
     ]
     lanes = rows.stored is not None or any(_repeated(statistic, facts) for statistic in statistics)
     replacement = _Replacement(node, merge, rows, statistics, {value: _reading(value) for value in boundary}, facts)
+    results = (merge.out, *(statistic.value for statistic in statistics))
+    computed = (output for inner in inside for output in inner.outputs)
     return Match(
         RingAttention.name,
         node,
         (_call(merge, rows),),
-        (merge.out, *(statistic.value for statistic in statistics)),
+        results,
         boundary,
         replacement.emit,
+        absorbed=tuple(value for value in computed if value not in results and _is_read_outside(value, inside)),
         assumed=("softmax-lanes-equal",) if lanes else (),
     )
 
 
-def _nodes_inside(merge: PartialMerge, boundary: Collection[ir.Value]) -> set[ir.Node]:
-    """The nodes that compute the merged attention from the boundary."""
-    inside: set[ir.Node] = set()
+def _nodes_inside(merge: PartialMerge, boundary: Collection[ir.Value]) -> dict[ir.Node, None]:
+    """The nodes that compute the merged attention from the boundary, in a fixed order."""
+    inside: dict[ir.Node, None] = {}
     stack = [merge.out.producer()]
     while stack:
         node = stack.pop()
         if node is not None and node not in inside:
-            inside.add(node)
+            inside[node] = None
             stack.extend(value.producer() for value in node.inputs if value is not None and value not in boundary)
     return inside
 

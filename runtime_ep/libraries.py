@@ -1,9 +1,10 @@
-"""Where the native libraries are: beside the package, whether it is installed, editable or a source tree."""
+"""Where the native libraries are: in the package, or where an editable installation puts what was built."""
 
 from __future__ import annotations
 
-import sysconfig
 from pathlib import Path
+
+import runtime_ep
 
 __all__ = ["find_library"]
 
@@ -13,8 +14,8 @@ def find_library(name: str) -> Path:
 
     Raises `FileNotFoundError`, with what to do, where the package was not built.
     """
-    # An editable installation leaves the sources where they are and puts what was built into site-packages.
-    folders = [Path(__file__).parent / "lib", Path(sysconfig.get_path("platlib")) / "runtime_ep" / "lib"]
+    # An editable installation has two folders: the sources, and the one in site-packages with what was built.
+    folders = [Path(folder) / "lib" for folder in runtime_ep.__path__]
     for folder in folders:
         if (folder / name).is_file():
             return folder / name

@@ -160,7 +160,7 @@ def _at_most(limit: int, dim: Dim) -> Dim:
 class _Routing:
     """Where everything goes.
 
-    `row_idx`: (N*K) expanded_row_idx, int64. `token`, `expert`: (R) what each expanded row holds; a row that holds
+    `row_idx`: (N*K) expanded_row_idx. `token`, `expert`: (R) what each expanded row holds; a row that holds
     nothing has token N. `counts`: (end - start) routed assignments per expert.
     """
 
@@ -188,7 +188,7 @@ def _body(call: Call) -> Body:
         if form.capacity is not None:
             shape = op.Concat([form.experts, form.capacity], numerics.dim(op, x, 1), axis=0)
             expanded = op.Reshape(expanded, shape, allowzero=1)
-        results = [expanded, op.Cast(routing.row_idx, to=ir.DataType.INT32)]
+        results = [expanded, routing.row_idx]
         if form.outputs > 2:
             counts = _counts(op, form, routing.counts, attributes["expert_tokens_num_type"]) if form.counts else None
             results.append(_empty(op, ir.DataType.INT64) if counts is None else counts)
@@ -206,47 +206,44 @@ def _route(op: OpBuilder, form: _Form, expert_idx: ir.Value, *, scatter: bool) -
     further expert behind the range, so that they sort last.
     """
     nobody = form.end - form.start
-    ids = op.Cast(op.Reshape(expert_idx, [-1]), to=ir.DataType.INT64)
-    routed = op.And(op.GreaterOrEqual(ids, form.start), op.Less(ids, form.end))
-    expert = op.Where(routed, op.Sub(ids, form.start), nobody)
-    expert, order, rank = _sorted(op, expert)
+    ids = op.Reshape(expert_idx, [-1])
+    if form.start:
+        ids = op.Sub(ids, form.start)
+    # Read as an unsigned number, an expert in front of the range lies far behind it.
+    key = op.Cast(op.Min(op.Cast(ids, to=ir.DataType.UINT32), nobody), to=ir.DataType.INT32)
+    assignments = op.Shape(key)
+    expert, order = op.TopK(key, assignments, largest=0, sorted=1, _outputs=2)
     routed = op.Less(expert, nobody)
-    tokens = numerics.dim(op, expert_idx, 0)
-    token = op.Div(order, op.Max(numerics.dim(op, expert_idx, 1), [1]))
-    counts = op.ScatterElements(
-        op.ConstantOfShape([nobody + 1], value=_int64([0])),
-        expert,
-        op.ConstantOfShape(op.Shape(expert), value=_int64([1])),
-        axis=0,
-        reduction="add",
-    )
+    ones = op.ConstantOfShape(assignments, value=_int64([1]))
+    no_counts = op.ConstantOfShape([nobody + 1], value=_int64([0]))
+    counts = op.ScatterElements(no_counts, key, ones, axis=0, reduction="add")
     kept_counts = op.Slice(counts, [0], [nobody], [0])
+    token = op.Div(op.Where(routed, order, assignments), op.Max(numerics.dim(op, expert_idx, 1), [1]))
     if form.capacity is None:
-        token = op.Where(routed, token, tokens)
-        row_idx = op.Where(routed, order, -1) if scatter else _inverse(op, order, op.Where(routed, rank, -1))
+        if scatter:
+            row_idx = op.Cast(op.Where(routed, order, -1), to=ir.DataType.INT32)
+        else:
+            rank = op.Range(0, op.Cast(op.Squeeze(assignments, [0]), to=ir.DataType.INT32), 1)
+            row_idx = _inverse(op, order, op.Where(routed, rank, -1))
         if form.active:
             token, expert = (op.Slice(rows, [0], [form.active], [0]) for rows in (token, expert))
         return _Routing(row_idx, token, expert, kept_counts)
 
+    expert = op.Cast(expert, to=ir.DataType.INT64)
+    rank = op.Range(0, op.Squeeze(assignments, [0]), 1)
     slot = op.Sub(rank, op.Gather(op.CumSum(counts, 0, exclusive=1), expert))
     kept = op.And(routed, op.Less(slot, form.capacity))
     row = op.Add(op.Mul(expert, form.capacity), slot)
     rows = form.experts * form.capacity
     # What is dropped is written to one row too many, which is then cut off.
-    holder = op.ScatterElements(op.Expand(tokens, [rows + 1]), op.Where(kept, row, rows), token, axis=0)
+    holder = op.Expand(numerics.dim(op, expert_idx, 0), [rows + 1])
+    holder = op.ScatterElements(holder, op.Where(kept, row, rows), token, axis=0)
     return _Routing(
-        row_idx=_inverse(op, order, op.Where(kept, row, -1)),
+        row_idx=op.Cast(_inverse(op, order, op.Where(kept, row, -1)), to=ir.DataType.INT32),
         token=op.Slice(holder, [0], [rows], [0]),
         expert=op.Div(op.Range(0, rows, 1), form.capacity),
         counts=kept_counts,
     )
-
-
-def _sorted(op: OpBuilder, keys: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """The keys in ascending order, the index that each had, and its new one."""
-    count = op.Shape(keys)
-    values, order = op.TopK(keys, count, largest=0, sorted=1, _outputs=2)
-    return values, order, op.Range(0, op.Squeeze(count, [0]), 1)
 
 
 def _inverse(op: OpBuilder, order: ir.Value, values: ir.Value) -> ir.Value:
@@ -278,7 +275,8 @@ def _expanded(
         rows = _take(op, numerics.widen(op, x), routing.token)
         if scale is not None:
             last = op.Sub(numerics.dim(op, scale, 0), 1)
-            rows = op.Mul(rows, op.Gather(scale, op.Min(routing.expert, last)))
+            factor = op.Min(op.Cast(routing.expert, to=ir.DataType.INT64), last)
+            rows = op.Mul(rows, op.Gather(scale, factor))
         values, scales = numerics.dynamic_quantise(op, rows)
         return values, op.Squeeze(scales, [-1])
     if form.quant_mode in _MXFP8:

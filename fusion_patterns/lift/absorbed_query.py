@@ -6,7 +6,6 @@ x -> down projection [latent | rope]: RmsNorm -> latent rows; Rope -> rotated ro
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,23 +14,25 @@ import onnx_ir as ir
 from fusion_patterns.graph import Facts, is_op
 from fusion_patterns.lift.contraction import Labelled, recognise_contraction
 from fusion_patterns.lift.heads import recognise_heads
-from fusion_patterns.lift.linear import Linear, WeightView, recognise_linear
+from fusion_patterns.lift.linear import WeightView
+from fusion_patterns.lift.nearby import values_behind
 from fusion_patterns.lift.projections import (
     KeyProjection,
+    Projection,
     Projections,
     join_projections,
     key_projection,
     query_projection,
+    recognise_projection,
 )
+from fusion_patterns.lift.quantised import PerToken
+from fusion_patterns.lift.quantised_linear import QuantisedLinear, dequantised, recognise_quantised_linear
 from fusion_patterns.lift.rms_norm import RmsNorm, recognise_rms_norm
 from fusion_patterns.lift.rope import Rope, recognise_rope
 from fusion_patterns.lift.slices import recognise_slice
 from fusion_patterns.miss import Miss, miss
 
-__all__ = ["AbsorbedQuery", "KeyWeight", "key_weight", "recognise_absorbed_query", "values_behind"]
-
-_NEAR = 48
-"""How many values are looked at when looking for a norm or a rotation behind a projection."""
+__all__ = ["AbsorbedQuery", "KeyWeight", "key_weight", "recognise_absorbed_query"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,9 @@ def recognise_absorbed_query(node: ir.Node, facts: Facts) -> AbsorbedQuery | Mis
     if (plain.heads, plain.size) != (weight.heads, weight.nope):
         wanted, found = f"{weight.heads} heads of {weight.nope}", f"{plain.heads} heads of {plain.size}"
         return miss("head-count", node, wanted, found)
+    quantised = recognise_quantised_linear(plain.source, facts)
+    if isinstance(quantised, QuantisedLinear) and not isinstance(quantised.rows, PerToken):
+        return None  # another operator's
     rope = next(_rotations(plain.source, facts), None)
     if rope is None:
         return miss("rope-unrecognised", node, "a rotation of the query's other columns", "none")
@@ -132,18 +136,6 @@ def key_weight(operand: Labelled, shared: str, facts: Facts) -> KeyWeight | None
     return KeyWeight(WeightView(stored, transposed=True), None, (0, 1, 2), heads, sizes[1])
 
 
-def values_behind(value: ir.Value, facts: Facts, most: int = _NEAR) -> Iterator[ir.Value]:
-    """Values computed from a value, the nearest first, no more than about `most`."""
-    queue, seen = deque([value]), {value}
-    while queue and len(seen) < most:
-        for node, _ in facts.readers(queue.popleft()):
-            for output in node.outputs:
-                if output not in seen:
-                    seen.add(output)
-                    queue.append(output)
-                    yield output
-
-
 def _rotations(source: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Rope]]:
     """Rotated values whose features are columns of `source`."""
     for value in values_behind(source, facts):
@@ -164,15 +156,27 @@ def _norms(source: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, RmsNorm]]
             yield value, norm
 
 
-def _key_beside(query_down: Linear, facts: Facts) -> tuple[KeyProjection, ir.Value, ir.Value] | Miss:
+def _key_beside(query_down: Projection, facts: Facts) -> tuple[KeyProjection, ir.Value, ir.Value] | Miss:
     """The key projection of the hidden state that the query projection reads, with its normed and rotated rows."""
-    for node, _ in facts.readers(query_down.x):
-        down = recognise_linear(node.outputs[0], facts)
-        if isinstance(down, Miss) or down.node is query_down.node:
-            continue
-        normed = next(_norms(node.outputs[0], facts), None)
-        rotated = next(_rotations(node.outputs[0], facts), None)
+    for source in _projected(query_down, facts):
+        normed = next(_norms(source, facts), None)
+        rotated = next(_rotations(source, facts), None)
         if normed is not None and rotated is not None:
             key = key_projection(normed[1], rotated[1], facts)
             return key if isinstance(key, Miss) else (key, normed[0], rotated[0])
     return miss("latent-unrecognised", query_down.node, "a key projection of the same hidden state", "none")
+
+
+def _projected(query_down: Projection, facts: Facts) -> Iterator[ir.Value]:
+    """The results of the other projections of what `query_down` reads."""
+    quantised = isinstance(query_down, QuantisedLinear)
+    if quantised:
+        readers = [value.producer() for value in values_behind(query_down.x, facts)]
+    else:
+        readers = [node for node, _ in facts.readers(query_down.x)]
+    for node in dict.fromkeys(readers):
+        if node is None or node is query_down.node:
+            continue
+        value = dequantised(node, facts) if quantised else node.outputs[0]
+        if not isinstance(recognise_projection(value, facts), Miss):
+            yield value

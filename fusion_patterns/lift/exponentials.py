@@ -77,8 +77,9 @@ class Ratio:
 
     @property
     def size(self) -> int:
-        """How many terms there are above and below."""
-        return len(self.numerator) + len(self.denominator)
+        """How much there is to write: terms, and elements in them."""
+        terms = (*self.numerator, *self.denominator)
+        return len(terms) + sum(len(term.factors) + len(term.exponent) for term in terms)
 
     @property
     def is_sum(self) -> bool:

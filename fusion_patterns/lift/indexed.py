@@ -65,6 +65,10 @@ class Element:
 
 def sizes(value: ir.Value, facts: Facts) -> tuple[Size | None, ...] | None:
     """The dimensions of a value, None each where nothing is known; None without a rank."""
+    return facts.remember("sizes", value, _sizes)
+
+
+def _sizes(value: ir.Value, facts: Facts) -> tuple[Size | None, ...] | None:
     shape = facts.shape(value)
     return None if shape is None else tuple(_size(dim) for dim in shape)
 

@@ -17,6 +17,7 @@ from fusion_patterns.graph import Facts, is_op
 from fusion_patterns.lift.exponentials import Ratio, Term
 from fusion_patterns.lift.indexed import Element, Size, broadcast_index, itself, sizes, trace
 from fusion_patterns.lift.softmax_weights import (
+    LONGEST,
     RowMax,
     SoftmaxSum,
     carries_exponential,
@@ -29,7 +30,7 @@ from fusion_patterns.lift.softmax_weights import (
 )
 from fusion_patterns.miss import Miss, miss
 
-__all__ = ["Partial", "PartialMerge", "recognise_partial_merge"]
+__all__ = ["Partial", "PartialMerge", "recognise_partial_merge", "reference_of"]
 
 _MOST_ATTENTIONS = 4
 
@@ -188,7 +189,11 @@ def _sum(left: _Combination, right: _Combination, sign: int) -> _Combination | N
     total = dict(left)
     for attention, weight in right.items():
         total[attention] = total.get(attention, Ratio.number(0)).plus(weight.scaled(sign))
-    return total if len(total) <= _MOST_ATTENTIONS else None
+    return total if len(total) <= _MOST_ATTENTIONS and _are_short(total) else None
+
+
+def _are_short(combination: _Combination) -> bool:
+    return all(weight.size <= LONGEST for weight in combination.values())
 
 
 def _row_factor(factor: ir.Value, value: ir.Value, facts: Facts) -> Ratio | None:
@@ -206,7 +211,10 @@ def _row_factor(factor: ir.Value, value: ir.Value, facts: Facts) -> Ratio | None
 
 def _weighted(parts: _Combination, weight: Ratio, op_type: str) -> _Combination | None:
     factor = weight if op_type == "Mul" else Ratio.number(1).over(weight)
-    return None if factor is None else {attention: given.times(factor) for attention, given in parts.items()}
+    if factor is None:
+        return None
+    total = {attention: given.times(factor) for attention, given in parts.items()}
+    return total if _are_short(total) else None
 
 
 # --- Statistics behind the weights ------------------------------------------------------------------------------------

@@ -13,20 +13,34 @@ import onnx_ir as ir
 from fusion_patterns.graph import Facts
 from fusion_patterns.lift.heads import HeadView, recognise_heads, recognise_split
 from fusion_patterns.lift.linear import Linear, recognise_linear
+from fusion_patterns.lift.quantised import PerToken, same_codes
+from fusion_patterns.lift.quantised_linear import QuantisedLinear, recognise_quantised_linear
 from fusion_patterns.lift.rms_norm import RmsNorm, recognise_rms_norm
 from fusion_patterns.lift.rope import Rope
 from fusion_patterns.miss import Miss, miss
 
-__all__ = ["KeyProjection", "Projections", "QueryProjection", "join_projections", "key_projection", "query_projection"]
+__all__ = [
+    "KeyProjection",
+    "Projection",
+    "Projections",
+    "QueryProjection",
+    "join_projections",
+    "key_projection",
+    "query_projection",
+    "recognise_projection",
+]
+
+Projection = Linear | QuantisedLinear
+"""A projection by a floating weight, or by an int8 one of rows that are quantised token by token."""
 
 
 @dataclass(frozen=True)
 class QueryProjection:
     """x -> down -> norm -> up -> heads of [nope | rope], the last part rotated."""
 
-    down: Linear
+    down: Projection
     norm: RmsNorm
-    up: Linear
+    up: Projection
     rope: Rope
     heads: int
     nope: int
@@ -36,7 +50,7 @@ class QueryProjection:
 class KeyProjection:
     """x -> down [latent | rope]; the first part normed, the last part rotated."""
 
-    down: Linear
+    down: Projection
     norm: RmsNorm
     rope: Rope
 
@@ -62,13 +76,45 @@ class Projections:
         return (self.query.up.x, *(linear.node.outputs[0] for linear in linears))
 
 
+def recognise_projection(value: ir.Value, facts: Facts) -> Projection | Miss:
+    """The projection that computes a value."""
+    linear = recognise_linear(value, facts)
+    quantised = recognise_quantised_linear(value, facts) if isinstance(linear, Miss) else linear
+    if isinstance(quantised, Miss):
+        return linear
+    if isinstance(quantised, QuantisedLinear):
+        if not isinstance(quantised.rows, PerToken):
+            return miss(
+                "quantisation-unsupported", quantised.node, "rows quantised token by token", "one scale for all"
+            )
+        if quantised.product.shift:
+            return miss("quantisation-unsupported", quantised.node, "no zero point", f"{quantised.product.shift}")
+    return quantised
+
+
 def join_projections(query: QueryProjection, key: KeyProjection) -> Projections | Miss:
     """Both projections together, when they start from one hidden state and rotate by the same angles."""
     if query.down.x is not key.down.x:
         return miss("hidden-differs", key.down.node, "the hidden state of the query projection", "another value")
+    reason = _mixed_types(query, key)
+    if reason is not None:
+        return reason
     if (query.rope.cos.value, query.rope.sin.value) != (key.rope.cos.value, key.rope.sin.value):
         return miss("rope-differs", key.rope.node, "the cos and sin of the query", "others")
     return Projections(query, key)
+
+
+def _mixed_types(query: QueryProjection, key: KeyProjection) -> Miss | None:
+    """Down projections are both by int8 weights of the same rows, or none is; they imply an int8 up projection."""
+    downs = [down for down in (query.down, key.down) if isinstance(down, QuantisedLinear)]
+    if len(downs) == 1 or (downs and not same_codes(downs[0].rows, downs[1].rows)):
+        return miss(
+            "quantisation-differs", key.down.node, "the rows of the query projection, quantised alike", "others"
+        )
+    if downs and not isinstance(query.up, QuantisedLinear):
+        wanted = "an int8 up projection behind int8 down projections"
+        return miss("quantisation-unsupported", query.up.node, wanted, "a floating one")
+    return None
 
 
 def query_projection(plain: HeadView, rope: Rope, facts: Facts) -> QueryProjection | Miss:
@@ -88,14 +134,14 @@ def query_projection(plain: HeadView, rope: Rope, facts: Facts) -> QueryProjecti
         return miss(
             "query-unrecognised", rope.node, "[nope | rope] columns of one projection per head", "other columns"
         )
-    up = recognise_linear(plain.source, facts)
+    up = recognise_projection(plain.source, facts)
     if isinstance(up, Miss):
         return up
     norm = recognise_rms_norm(up.x, facts)
     if isinstance(norm, Miss):
         expected = "a low-rank query projection: down projection, RMS norm, up projection (q_a, q_a_layernorm, q_b)"
         return miss("no-query-low-rank", up.node, expected, "a projection of the hidden state itself")
-    down = recognise_linear(norm.x, facts)
+    down = recognise_projection(norm.x, facts)
     if isinstance(down, Miss):
         return miss("no-query-low-rank", norm.node, "a down projection before the norm", down.got)
     for linear in (up, down):
@@ -112,7 +158,7 @@ def key_projection(norm: RmsNorm, rope: Rope, facts: Facts) -> KeyProjection | M
     first, last = recognise_split(norm.x, facts), recognise_split(unrotated.source, facts)
     if first is None or last is None or first.source is not last.source:
         return miss("latent-unrecognised", norm.node, "[latent | rope] columns of one down projection", "other values")
-    down = recognise_linear(first.source, facts)
+    down = recognise_projection(first.source, facts)
     if isinstance(down, Miss):
         return miss("latent-unrecognised", first.source, "a down projection", down.got)
     if down.bias is not None:

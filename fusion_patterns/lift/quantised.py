@@ -18,6 +18,7 @@ __all__ = [
     "quantised_again",
     "recognise_quantised",
     "row_maximum",
+    "same_codes",
     "zero_point_of",
 ]
 
@@ -97,6 +98,15 @@ def quantised_again(value: ir.Value, facts: Facts) -> ir.Value | None:
     node = facts.producer(value)
     codes = facts.producer(facts.input(node, 0)) if is_op(node, "DequantizeLinear") else None
     return facts.input(codes, 0) if is_op(codes, "QuantizeLinear") else None
+
+
+def same_codes(one: Quantised, other: Quantised) -> bool:
+    """Whether both quantise the same rows alike, be it in one place or two."""
+    if isinstance(one, PerTensor) and isinstance(other, PerTensor):
+        return one.x is other.x and (one.scale, one.zero_point) == (other.scale, other.zero_point)
+    if isinstance(one, PerToken) and isinstance(other, PerToken):
+        return one.x is other.x and one.smooth is other.smooth
+    return False
 
 
 def row_maximum(scale: ir.Value, facts: Facts) -> ir.Value | None:

@@ -13,7 +13,13 @@ from fusion_patterns.lift.linear import WeightView
 from fusion_patterns.lift.quantised import PerToken, Quantised, recognise_quantised, row_maximum, zero_point_of
 from fusion_patterns.miss import Miss, miss
 
-__all__ = ["QuantisedLinear", "QuantisedProduct", "recognise_quantised_linear", "recognise_quantised_product"]
+__all__ = [
+    "QuantisedLinear",
+    "QuantisedProduct",
+    "dequantised",
+    "recognise_quantised_linear",
+    "recognise_quantised_product",
+]
 
 _UNSIGNED_BY = 128
 
@@ -297,3 +303,13 @@ def _is_symmetric(node: ir.Node, columns: int, facts: Facts) -> bool:
     if zeros is None and (tensor := facts.input(node, 2).const_value) is not None:
         zeros = tensor.numpy()
     return zeros is not None and not np.any(zeros)
+
+
+def dequantised(node: ir.Node, facts: Facts) -> ir.Value:
+    """The value that a product becomes through additions, casts and scalings, each its only reader."""
+    value = node.outputs[0]
+    while True:
+        readers = facts.readers(value)
+        if len(readers) != 1 or not is_op(readers[0][0], "Add", "Cast", "Mul", "Div"):
+            return facts.plain(value)
+        value = readers[0][0].outputs[0]

@@ -13,19 +13,22 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion_patterns.graph import Facts, is_op
-from fusion_patterns.lift.absorbed_query import KeyWeight, key_weight, values_behind
+from fusion_patterns.graph import Facts, attribute, is_op
+from fusion_patterns.lift.absorbed_query import KeyWeight, key_weight
 from fusion_patterns.lift.contraction import Contraction, Labelled, recognise_contraction
 from fusion_patterns.lift.heads import recognise_heads
+from fusion_patterns.lift.nearby import values_behind
 from fusion_patterns.lift.quantised import (
     OtherwiseQuantised,
     PerTensor,
     PerToken,
     quantised_again,
+    same_codes,
 )
 from fusion_patterns.lift.quantised_linear import (
     QuantisedLinear,
     QuantisedProduct,
+    dequantised,
     recognise_quantised_linear,
     recognise_quantised_product,
 )
@@ -40,6 +43,9 @@ __all__ = ["Columns", "QuantisedProjections", "ShiftedNorm", "recognise_quantise
 
 _NEAR = 160
 """How many values are looked at behind one: three paths with a norm, quantisation and a rotation on them."""
+
+_NEXT = 16
+"""How many values are looked at behind one for what only moves its columns."""
 
 _STEPS = 8
 """How many nodes may make real numbers of a product before it is normed."""
@@ -95,19 +101,38 @@ class QuantisedProjections:
 def recognise_quantised_projections(node: ir.Node, facts: Facts) -> QuantisedProjections | Miss | None:
     """The projections around an 8-bit product that yields heads [nope | rope] from a normed, projected query.
 
-    None for other products, and where that query is quantised by a scale for each token.
+    None for other products, and where the query (B, S, Hcq) is quantised by a scale for each token.
     """
     product = recognise_quantised_product(node, facts)
-    norm = None if product is None else _shifted_norm(product.rows.x, facts)
-    if product is None or norm is None or not _stands_behind_product(norm.norm.x, facts):
+    if product is None:
         return None
-    value = _dequantised(node, facts)
+    value, norm = dequantised(node, facts), _shifted_norm(product.rows.x, facts)
+    low_rank = norm is not None and _stands_behind_product(norm.norm.x, facts)
+    if not low_rank and not _is_absorbed(value, facts):
+        return None
     turned = _rotated_heads(value, facts)
-    if turned is None:
+    if turned is None and not _is_rotated_somehow(value, facts) and not _is_absorbed(value, facts):
         return None
     if isinstance(product.rows, PerToken):
-        return None
+        if facts.rank(product.rows.x) == 3:
+            return None  # another operator's
+        wanted = "one scale for all tokens, or hidden states (B, S, He)"
+        return miss("quantisation-unsupported", node, wanted, "a scale for each token of hidden states (T, He)")
+    if turned is None:
+        return miss("rope-unrecognised", node, "a rotation of the last columns of each head", "none")
+    if norm is None:
+        return miss("no-query-low-rank", node, "a normed query latent, quantised", "rows that are not normed")
     return _Layer(product, norm, value, turned, facts).recognise()
+
+
+def _is_absorbed(value: ir.Value, facts: Facts) -> bool:
+    """Whether heads of a projection are multiplied by a constant W_UK."""
+    for behind in values_behind(value, facts, _NEXT):
+        product = recognise_contraction(behind, facts)
+        heads = None if product is None else _heads(product.left.value, facts)
+        if product is not None and heads is not None and heads.source is value:
+            return key_weight(product.right, product.shared, facts) is not None
+    return False
 
 
 def _shifted_norm(value: ir.Value, facts: Facts) -> ShiftedNorm | None:
@@ -134,18 +159,10 @@ def _stands_behind_product(value: ir.Value, facts: Facts) -> bool:
         if not is_op(node, "Slice", "Split", "Cast", "Add", "Mul", "Div", "Sub", "QuantizeLinear", "DequantizeLinear"):
             return False
         variable = [v for v in map(facts.plain, filter(None, node.inputs)) if not v.is_initializer()]
-        current = variable[0] if variable else facts.input(node, 0)
+        if len(variable) != 1:
+            return False
+        current = variable[0]
     return False
-
-
-def _dequantised(node: ir.Node, facts: Facts) -> ir.Value:
-    """The value that a product becomes through steps with constants, each its only reader, before it is reshaped."""
-    value = node.outputs[0]
-    while True:
-        readers = facts.readers(value)
-        if len(readers) != 1 or not is_op(readers[0][0], "Add", "Cast", "Mul", "Div"):
-            return facts.plain(value)
-        value = readers[0][0].outputs[0]
 
 
 def _rotated_heads(value: ir.Value, facts: Facts) -> tuple[ir.Value, Rope, TokenHeads] | None:
@@ -158,6 +175,12 @@ def _rotated_heads(value: ir.Value, facts: Facts) -> tuple[ir.Value, Rope, Token
         if value in (heads.source, quantised_again(heads.source, facts)):
             return behind, rope, heads
     return None
+
+
+def _is_rotated_somehow(value: ir.Value, facts: Facts) -> bool:
+    """Whether a rotation follows of columns that are no view of heads."""
+    ropes = (recognise_rope(behind, facts) for behind in values_behind(value, facts, _NEAR))
+    return any(not isinstance(rope, Miss) and _heads(rope.x, facts) is None for rope in ropes)
 
 
 def _heads(value: ir.Value, facts: Facts) -> TokenHeads | None:
@@ -189,7 +212,7 @@ class _Layer:
         if isinstance(up, Miss):
             return up
         if self.heads.source is not self.value:
-            return _again(self.node, "the query projection", self.facts)
+            return _again(self.node, "the query projection")
         low_rank = self._columns(self.norm.norm.x)
         if isinstance(low_rank, Miss):
             return low_rank
@@ -250,7 +273,7 @@ class _Layer:
         cut = recognise_slice(value, self.facts)
         source = self.facts.plain(value) if cut is None else cut.source
         if again is not None or (cut is not None and quantised_again(cut.source, self.facts) is not None):
-            return _again(value, "a down projection", self.facts)
+            return _again(value, "a down projection")
         linear = self._linear(source)
         if isinstance(linear, Miss):
             return linear
@@ -282,7 +305,7 @@ class _Layer:
         for behind in values_behind(x, self.facts, _NEAR):
             node = behind.producer()
             if node is not None and recognise_quantised_product(node, self.facts) is not None:
-                yield _dequantised(node, self.facts)
+                yield dequantised(node, self.facts)
 
     def _normed(self, source: ir.Value) -> tuple[ir.Value, RmsNorm] | None:
         for behind in values_behind(source, self.facts, _NEAR):
@@ -316,7 +339,7 @@ class _Layer:
         ours, theirs = latent.linear.rows, query_down.rows
         assert isinstance(ours, PerTensor)
         assert isinstance(theirs, PerTensor)
-        if (ours.x, ours.scale, ours.zero_point) != (theirs.x, theirs.scale, theirs.zero_point):
+        if not same_codes(ours, theirs):
             wanted = f"the rows of the query projection, scale {theirs.scale:g}, zero point {theirs.zero_point}"
             return miss("quantisation-differs", latent.linear.node, wanted, f"{ours.scale:g}, {ours.zero_point}")
         if not _same_angles(self.rope, rotated[1], self.facts):
@@ -337,7 +360,7 @@ class _Layer:
                 continue
             found = self._absorbed_by(product)
             if found is not None:
-                return found[0], behind, found[1]
+                return found[0], *_in_order(behind, found[1], self.facts)
         wanted = f"the first {self.heads.start} columns of each head times a constant W_UK (N, D, Hckv)"
         return miss("query-not-absorbed", self.node, wanted, "keys that are expanded from the latents")
 
@@ -397,7 +420,18 @@ class _Key:
     rotated_rows: ir.Value
 
 
-def _again(where: ir.Value | ir.Node, what: str, facts: Facts) -> Miss:
+def _in_order(value: ir.Value, order: tuple[int, ...], facts: Facts) -> tuple[ir.Value, tuple[int, ...]]:
+    """A value with its axes in some order; or the Transpose that alone reads it, if that puts them in order."""
+    readers = facts.readers(value)
+    node = readers[0][0] if len(readers) == 1 and not value.is_graph_output() else None
+    if is_op(node, "Transpose"):
+        turned = tuple(order[axis] for axis in attribute(node, "perm") or ())
+        if turned == tuple(range(len(order))):
+            return node.outputs[0], turned
+    return value, order
+
+
+def _again(where: ir.Value | ir.Node, what: str) -> Miss:
     return miss("quantisation-unsupported", where, f"{what} in real numbers", "one whose result is quantised again")
 
 

@@ -15,7 +15,7 @@ __all__ = ["SlotWrite", "recognise_slot_write"]
 
 @dataclass(frozen=True)
 class SlotWrite:
-    """`value` (slots, H) is `cache` (slots, H) with row t of `rows` (T, H) at slot `slots[t]`; `slots` (T) integers."""
+    """`value` (slots, H) is `cache` (slots, H) with row t of `rows` (T, H) at slot `slots[t]`, integers (T) or (T, 1)."""
 
     cache: ir.Value
     slots: ir.Value
@@ -51,9 +51,9 @@ def _slot_write(value: ir.Value, facts: Facts) -> SlotWrite | Miss:
 
 
 def _slots(index: ir.Value, facts: Facts) -> ir.Value | None:
-    """(T) of indices (T, 1), or broadcast to (T, H)."""
+    """(T) or (T, 1) of indices (T, 1), or broadcast to (T, H)."""
     element = trace(index, facts)
-    if element.index != ((Digit(0),),):
+    if element.index not in (((Digit(0),),), ((Digit(0),), 0)):
         return None
     node = facts.producer(element.value)
     narrow = is_op(node, "Cast") and facts.input(node, 0).dtype == ir.DataType.INT32

@@ -28,6 +28,7 @@ from fusion_patterns.lift.indexed import (
 )
 
 __all__ = [
+    "LONGEST",
     "LogSumExp",
     "RowMax",
     "SoftmaxSum",
@@ -44,11 +45,12 @@ __all__ = [
 _DEEPEST = 64
 """How many nodes upwards an exponential is searched."""
 
-_MOST_TERMS = 64
-"""Products of more terms than this are not written out: no softmax weight has so many."""
+LONGEST = 20
+"""Ratios of more terms and elements than this are not written out: no softmax weight has so many."""
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Reciprocal", "Log", "Softplus")
 _LAYOUT = (
+    "Identity",
     "Cast",
     "Transpose",
     "Reshape",
@@ -145,7 +147,7 @@ def _written_out(value: ir.Value, facts: Facts) -> Ratio | None:
 
 
 def _combined(op_type: str, left: Ratio, right: Ratio) -> Ratio | None:
-    if left.size * right.size > _MOST_TERMS:
+    if left.size + right.size > LONGEST:
         return None
     if op_type == "Add":
         return left.plus(right)
@@ -267,28 +269,28 @@ def carries_exponential(value: ir.Value, facts: Facts) -> bool:
 
 
 def _carries(value: ir.Value, facts: Facts, depth: int) -> bool:
-    if depth > _DEEPEST or not is_op(facts.producer(value), "Exp", "Sigmoid", *_ARITHMETIC, *_LAYOUT):
+    if depth > _DEEPEST or not is_op(value.producer(), "Exp", "Sigmoid", *_ARITHMETIC, *_LAYOUT):
         return False
     return facts.remember("carries_exponential", value, lambda v, f: _computes_exponential(v, f, depth))
 
 
 def _computes_exponential(value: ir.Value, facts: Facts, depth: int) -> bool:
-    node = facts.producer(value)
+    node = value.producer()
     assert node is not None  # `_carries` looked
-    if is_op(node, "Exp"):
+    if node.op_type == "Exp":
         return True
-    if is_op(node, "Sigmoid", "Softplus") and _is_difference(facts.input(node, 0), facts):
+    if node.op_type in ("Sigmoid", "Softplus") and _is_difference(node.inputs[0]):
         return True
-    read = 1 if is_op(node, *_LAYOUT) else len(node.inputs)
-    return any(_carries(facts.input(node, index), facts, depth + 1) for index in range(read))
+    read = node.inputs[:1] if node.op_type in _LAYOUT else node.inputs
+    return any(_carries(given, facts, depth + 1) for given in read if given is not None)
 
 
-def _is_difference(value: ir.Value, facts: Facts) -> bool:
-    while is_op(facts.producer(value), "Neg") or recognise_view(value, facts) is not None:
-        node = facts.producer(value)
-        assert node is not None  # it has a view or is a Neg
-        value = facts.input(node, 0)
-    return is_op(facts.producer(value), "Sub", "Add")
+def _is_difference(value: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    while is_op(node, "Neg", *_LAYOUT):
+        source = node.inputs[0]
+        node = None if source is None else source.producer()
+    return is_op(node, "Sub", "Add")
 
 
 # --- Statistics -------------------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 
-from fusion_patterns import fuse
+from fusion_patterns import fuse, moe_routed_experts
 from tests.fusion_patterns.moe_blocks import (
     CHOICES,
     EXPERTS,
@@ -100,7 +102,8 @@ SPELLINGS = {
         BATCHED,
         (
             HALVES,
-            "seq = SplitToSequence<axis=1>(b, three_scalar) g = SequenceAt(seq, zero_scalar) v = SequenceAt(seq, one_scalar)",
+            "seq = SplitToSequence<axis=1>(b, three_scalar)"
+            " g = SequenceAt(seq, zero_scalar) v = SequenceAt(seq, one_scalar)",
         ),
     ),
     "interleaved columns": swap(
@@ -161,6 +164,16 @@ def test_validation_agrees() -> None:
     assert report.counts == {MOE: 1}
     assert report.fused[0].validated is not None
     assert report.fused[0].validated < 1e-6
+
+
+@pytest.mark.parametrize("mode", ["sample", "all"])
+def test_a_wrong_replacement_is_noticed(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    right = moe_routed_experts.routing_attributes
+    monkeypatch.setattr(moe_routed_experts, "routing_attributes", lambda experts: right(experts) | {"row_idx_type": 1})
+    report = fuse(block(BATCHED), validate=mode)
+    assert (report.counts, codes(report)) == ({}, ["validation-failed"])
+    with pytest.raises(AssertionError, match="largest magnitude"):
+        fused(lambda: block(BATCHED), tokens(9))
 
 
 def test_biases_are_added_in_the_products() -> None:
@@ -300,14 +313,8 @@ def test_values_that_are_outputs(name: str) -> None:
 
 def test_two_layers() -> None:
     """Each block is routed by its own ids, although the weights are the same."""
-    second = _renamed(BATCHED, "y")
-    for name in "logits scores chosen ids u e r flat p w1 c a b g v s t h w2 hc o q fw wc z pc".split():
-        second = _renamed(second, name)
-    second = swap(second, (" x ", " y "))
+    results = [name for names in re.findall(r"(\w+(?:, \w+)*) = ", BATCHED) for name in names.split(", ")]
+    second = re.sub(rf"\b({'|'.join(results)})\b", r"\1_2", BATCHED)
+    second = re.sub(r"\bx\b", "y", second)
     _, report = fused(lambda: block(f"{BATCHED} {second}", "y_2"), tokens(6))
     assert report.counts == {MOE: 2}
-
-
-def _renamed(body: str, name: str) -> str:
-    words = body.replace("(", " ( ").replace(")", " ) ").replace(",", " , ").split(" ")
-    return " ".join(f"{name}_2" if word == name else word for word in words)

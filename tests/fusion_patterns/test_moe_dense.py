@@ -40,7 +40,10 @@ def term(e: int) -> str:
 
 CHAIN = "a1 = Add(te0, te1) a2 = Add(a1, te2) y = Add(a2, te3)"
 TREE = "a1 = Add(te2, te1) a2 = Add(te3, te0) y = Add(a1, a2)"
-FROM_ZEROS = "size = Shape(x) base = ConstantOfShape(size) a0 = Add(base, te0) a1 = Add(a0, te1) a2 = Add(a1, te2) y = Add(a2, te3)"
+FROM_ZEROS = (
+    "size = Shape(x) base = ConstantOfShape(size) a0 = Add(base, te0) a1 = Add(a0, te1) a2 = Add(a1, te2)"
+    " y = Add(a2, te3)"
+)
 
 
 def dense(share: Callable[[int], str], total: str = CHAIN, router: str = ROUTER) -> str:

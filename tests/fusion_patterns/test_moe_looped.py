@@ -18,8 +18,8 @@ VALUES = {f"e{expert}": expert for expert in range(EXPERTS)} | {
     "row_ends": [1, 2**63 - 1],
     "both": [0, 1],
     "half": 0.5,
-    "all_ones": [1, 1, 1, 1],
-    "three_ones": [1, 1, 1],
+    "pieces_4": [1, 1, 1, 1],
+    "pieces_3": [1, 1, 1],
     "hit_axes": [1, 2],
 }
 
@@ -163,7 +163,7 @@ def over_hits(hit: int) -> str:
     """transformers 5's loop over the experts that were hit, traced with `hit` of them."""
     found = (
         "counts = ReduceSum<keepdims=0>(masks, hit_axes) more = Greater(counts, zero_scalar) hn = NonZero(more)"
-        f" ht = Transpose(hn) {', '.join(f'h{e}' for e in range(hit))} = Split<axis=0>(ht, {'all_ones' if hit == 4 else 'three_ones'}) "
+        f" ht = Transpose(hn) {', '.join(f'h{e}' for e in range(hit))} = Split<axis=0>(ht, pieces_{hit}) "
     )
 
     def mask(e: int) -> str:

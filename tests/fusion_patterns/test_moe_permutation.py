@@ -17,7 +17,10 @@ SORT = (
     " n = Squeeze(ks) all = Range(zero_scalar, n, one_scalar)"
 )
 TOKENS = "token = Div(order, two) rows = Gather<axis=0>(x, token)"
-INVERSE = "os = Shape(order) buffer = Expand(zero_scalar, os) col = Unsqueeze(order, minus) inverse = ScatterND(buffer, col, all)"
+INVERSE = (
+    "os = Shape(order) buffer = Expand(zero_scalar, os) col = Unsqueeze(order, minus)"
+    " inverse = ScatterND(buffer, col, all)"
+)
 COUNTS = 'ones = Expand(one_scalar, ks) counts = ScatterElements<axis=0, reduction="add">(empty, keys, ones)'
 ENDS = "ends = CumSum(counts, zero_scalar)"
 SORTED = f"{FLAT} {SORT} {TOKENS}"
@@ -60,7 +63,8 @@ FORMS = {
         1,
     ),
     "int32 results": (
-        f"{SORTED} {INVERSE} {COUNTS} i32 = Cast<to=6>(inverse) c32 = Cast<to=6>(counts) e32 = CumSum(c32, zero_scalar)",
+        f"{SORTED} {INVERSE} {COUNTS} i32 = Cast<to=6>(inverse) c32 = Cast<to=6>(counts)"
+        " e32 = CumSum(c32, zero_scalar)",
         "rows i32 e32",
         0,
         0,
@@ -88,7 +92,8 @@ FORMS = {
             SORTED,
             (
                 TOKENS,
-                "u = Unsqueeze(x, one) e = Expand(u, spread) r = Reshape(e, shape_of_rows) rows = Gather<axis=0>(r, order)",
+                "u = Unsqueeze(x, one) e = Expand(u, spread) r = Reshape(e, shape_of_rows)"
+                " rows = Gather<axis=0>(r, order)",
             ),
         )
         + COUNTS,
@@ -117,7 +122,8 @@ FORMS = {
         1,
     ),
     "counts by comparison": (
-        f"{SORTED} kc = Unsqueeze(keys, minus) eq = Equal(kc, numbers) ei = Cast<to=7>(eq) counts = ReduceSum<keepdims=0>(ei, axis_0)",
+        f"{SORTED} kc = Unsqueeze(keys, minus) eq = Equal(kc, numbers) ei = Cast<to=7>(eq)"
+        " counts = ReduceSum<keepdims=0>(ei, axis_0)",
         "rows counts",
         None,
         1,
@@ -129,10 +135,8 @@ FORMS = {
         1,
     ),
     "counts of sorted keys, in floats": (
-        f'{SORTED} fones = CastLike(ones, x) ones = Expand(one_scalar, ks) counts = ScatterElements<axis=0, reduction="add">(fempty, sorted_keys, fones)'.replace(
-            "fones = CastLike(ones, x) ones = Expand(one_scalar, ks)",
-            "ones = Expand(one_scalar, ks) fones = Cast<to=1>(ones)",
-        ),
+        f"{SORTED} ones = Expand(one_scalar, ks) fones = Cast<to=1>(ones)"
+        ' counts = ScatterElements<axis=0, reduction="add">(fempty, sorted_keys, fones)',
         "rows counts",
         None,
         1,
@@ -287,7 +291,10 @@ def test_twins(name: str) -> None:
 
 TO_INT8 = "rounded = Round(scaled) clipped = Clip(rounded, low, high) quantised = Cast<to=3>(clipped)"
 STATIC = f"product = Mul(rows, factor) scaled = Add(product, shift) {TO_INT8}"
-DYNAMIC = f"size = Abs(rows) most = ReduceMax<keepdims=1>(size, minus) scale = Div(most, levels) scaled = Div(rows, scale) {TO_INT8}"
+DYNAMIC = (
+    "size = Abs(rows) most = ReduceMax<keepdims=1>(size, minus) scale = Div(most, levels)"
+    f" scaled = Div(rows, scale) {TO_INT8}"
+)
 SMOOTH = DYNAMIC.replace("(rows", "(smoothed")
 QUANTISED = {
     "static": (f"{SORTED} {COUNTS} {STATIC}", "quantised counts", 0),

@@ -319,10 +319,11 @@ def test_a_narrow_attention_merged_into_a_wide_one() -> None:
     assert op_types(copy).count("Cast") == 1
 
 
-@pytest.mark.parametrize("inner", ["pe", "cw", "pr", "cf", "px", "m pd s"])
+@pytest.mark.parametrize("inner", ["pe", "cw", "pr", "cf", "px", "pd"])
 def test_values_that_are_outputs_stay(inner: str) -> None:
-    copy, _ = assert_merged(built(RING_SPELLINGS["slices"], f"o m s {inner}".replace("s m pd s", "s pd"), TND))
-    assert {value.name for value in copy.graph.outputs} >= set(inner.split())
+    copy, report = assert_merged(built(RING_SPELLINGS["slices"], f"o m s {inner}", TND))
+    assert [value.name for value in copy.graph.outputs] == ["o", "m", "s", inner]
+    assert report.fused[0].kept == [inner]
 
 
 def test_values_that_others_read_stay() -> None:
@@ -508,4 +509,4 @@ def test_a_long_chain_of_sums_takes_linear_time() -> None:
         )
         return min(find(model).seconds["match"] for _ in range(2))
 
-    assert seconds(800) < 6 * seconds(200)
+    assert seconds(400) < 6 * seconds(100)

@@ -23,7 +23,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from runtime_ep.libraries import find_library
 from tests.oracles import Array
 
 __all__ = ["FORMAT_ND", "FORMAT_NZ", "KINDS", "Acl", "AclError", "device", "library_path"]
@@ -99,6 +98,9 @@ def library_path() -> Path | None:
     named = os.environ.get("ASCEND_EMULATOR_LIBRARY")
     if named:
         return Path(named)
+    # The package brings ONNX Runtime along, which a process that knows the path can do without.
+    from runtime_ep.libraries import find_library
+
     try:
         return find_library(LIBRARY)
     except FileNotFoundError:
@@ -168,8 +170,12 @@ class Acl:
         contiguous = np.ascontiguousarray(array)
         address = self.malloc(max(1, contiguous.nbytes))
         size = contiguous.nbytes
-        if size:
-            self.call("aclrtMemcpy", address, size, contiguous.ctypes.data, size, HOST_TO_DEVICE)
+        try:
+            if size:
+                self.call("aclrtMemcpy", address, size, contiguous.ctypes.data, size, HOST_TO_DEVICE)
+        except AclError:
+            self.free(address)
+            raise
         return address
 
     def download(self, address: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
@@ -177,6 +183,11 @@ class Acl:
         if array.nbytes:
             self.call("aclrtMemcpy", array.ctypes.data, array.nbytes, address, array.nbytes, DEVICE_TO_HOST)
         return array
+
+    def copy_back(self, address: int, target: Array, stream: int) -> None:
+        """Queues a copy of device memory into `target`."""
+        size = target.nbytes
+        self.call("aclrtMemcpyAsync", target.ctypes.data, size, address, size, DEVICE_TO_HOST, stream)
 
     def stream(self) -> int:
         handle = Handle()
@@ -242,7 +253,7 @@ class Acl:
 
     def functions(self) -> list[str]:
         """The names that `fail` takes."""
-        names = []
+        names: list[str] = []
         while (name := self.library.ascend_emulator_function(len(names))) is not None:
             names.append(name.decode())
         return names
@@ -256,9 +267,7 @@ class Acl:
 
 
 @contextmanager
-def device(
-    product: str = "a2", *, relax: Sequence[str] = (), noop: bool = False, delay_us: int = 0
-) -> Iterator[Acl]:
+def device(product: str = "a2", *, relax: Sequence[str] = (), noop: bool = False, delay_us: int = 0) -> Iterator[Acl]:
     """The emulated device of `product`, set on this thread; at the end nothing may be alive any more."""
     values = dict(zip(VARIABLES, (product, ",".join(relax), str(int(noop)), str(delay_us)), strict=True))
     variables = {f"ASCEND_EMULATOR_{name}": value for name, value in values.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tests.oracles import Array, Expected
 from .acl import Acl
 from .launches import DEFAULTS, PARAMETERS, Output, Packed, launch
 
-__all__ = ["NotPackableError", "nz_of_kn", "nz_of_nk", "product_of", "run_on_device"]
+__all__ = ["NotPackableError", "Prepared", "nz_of_kn", "nz_of_nk", "prepare", "product_of", "run_on_device"]
 
 PROLOG_WEIGHTS = ("weight_dq", "weight_uq_qr", "weight_dkv_kr")
 PREPROCESS_WEIGHTS = ("wdqkv", "wuq")
@@ -52,14 +53,23 @@ def require_multiples(rows: int, columns: int, width: int) -> None:
         raise NotPackableError(f"{rows} rows and {columns} columns are no fractals of {FRACTAL_ROWS} by {width}")
 
 
-def run_on_device(
+@dataclass
+class Prepared:
+    """A call as the launch of a node makes it."""
+
+    inputs: dict[str, Array | Packed | None]
+    attributes: dict[str, Any]
+    outputs: dict[str, Output]
+
+
+def prepare(
     acl: Acl,
     operator: str,
     inputs: Mapping[str, Array],
     attributes: Mapping[str, Any],
     expected: Mapping[str, Expected],
-) -> dict[str, Array]:
-    """The outputs that the call has on the device; `expected` names them all and says their shapes and types.
+) -> Prepared:
+    """The call with its weights packed, its defaults filled in, and holders for outputs that are not produced.
 
     Raises `NotPackableError` where there is no such call.
     """
@@ -76,7 +86,22 @@ def run_on_device(
         kind, name = parameter.split(":")
         if kind == "out" and name not in outputs:
             outputs[name] = ((0,), np.dtype(np.float32))
-    results = launch(acl, operator, given, values, outputs)
+    return Prepared(given, values, outputs)
+
+
+def run_on_device(
+    acl: Acl,
+    operator: str,
+    inputs: Mapping[str, Array],
+    attributes: Mapping[str, Any],
+    expected: Mapping[str, Expected],
+) -> dict[str, Array]:
+    """The outputs that the call has on the device; `expected` names them all and says their shapes and types.
+
+    Raises `NotPackableError` where there is no such call.
+    """
+    call = prepare(acl, operator, inputs, attributes, expected)
+    results = launch(acl, operator, call.inputs, call.attributes, call.outputs)
     return {name: results[name] for name in expected}
 
 
@@ -108,9 +133,7 @@ def preprocess_inputs(inputs: Mapping[str, Array]) -> dict[str, Array | Packed |
     return given
 
 
-def complete_routing(
-    acl: Acl, inputs: Mapping[str, Array], values: dict[str, Any], outputs: dict[str, Output]
-) -> None:
+def complete_routing(acl: Acl, inputs: Mapping[str, Array], values: dict[str, Any], outputs: dict[str, Output]) -> None:
     """What a launch passes for the defaults of a node, and holders for the outputs that the node does not produce."""
     if not values.get("active_expert_range"):
         values["active_expert_range"] = [0, values["expert_num"]]

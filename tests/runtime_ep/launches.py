@@ -124,6 +124,18 @@ class Launch:
     tensors: dict[str, int]
     executor: int
     workspace_size: int
+    repeatable: bool = False
+    executor_alive: bool = True
+
+    def set_repeatable(self) -> None:
+        self.acl.call("aclSetAclOpExecutorRepeatable", self.executor)
+        self.repeatable = True
+
+    def destroy_executor(self) -> None:
+        """Destroys the executor, if no second phase has freed it."""
+        if self.executor_alive:
+            self.executor_alive = False
+            self.acl.call("aclDestroyAclOpExecutor", self.executor)
 
     def second_phase(self, stream: int) -> None:
         """Puts the kernel on `stream`, with a workspace that lives until the stack is closed."""
@@ -131,6 +143,7 @@ class Launch:
         if workspace is not None:
             self.stack.callback(self.acl.free, workspace)
         function = getattr(self.acl.library, f"aclnn{self.operator}")
+        self.executor_alive = self.repeatable
         function.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p)
         self.acl.call(f"aclnn{self.operator}", workspace, self.workspace_size, self.executor, stream)
 
@@ -147,7 +160,7 @@ def first_phase(
     attributes: Mapping[str, Any],
     outputs: Mapping[str, Output],
 ) -> Launch:
-    """The first phase. What it makes is released when `stack` is closed; a freed executor is the caller's business."""
+    """The first phase. What it makes is released when `stack` is closed."""
     in_place = IN_PLACE.get(operator, {})
     values = {**DEFAULTS[operator], **attributes}
     addresses: dict[str, int] = {}
@@ -201,11 +214,11 @@ def first_phase(
     parameters = (parameter.split(":") for parameter in PARAMETERS[operator].split())
     arguments = [convert[kind](name) for kind, name in parameters]
     workspace_size, executor = ctypes.c_uint64(0), ctypes.c_void_p()
-    acl.call(
-        f"aclnn{operator}GetWorkspaceSize", *arguments, ctypes.byref(workspace_size), ctypes.byref(executor)
-    )
+    acl.call(f"aclnn{operator}GetWorkspaceSize", *arguments, ctypes.byref(workspace_size), ctypes.byref(executor))
     assert executor.value is not None
-    return Launch(acl, operator, stack, outputs, addresses, tensors, executor.value, workspace_size.value)
+    called = Launch(acl, operator, stack, outputs, addresses, tensors, executor.value, workspace_size.value)
+    stack.callback(called.destroy_executor)
+    return called
 
 
 def launch(

@@ -1,4 +1,4 @@
-"""Cases on the emulated device: what `check` accepts runs and agrees, what it does not is refused with the same code."""
+"""Cases on the emulated device: what `check` accepts runs and agrees, the rest is refused with the same code."""
 
 from __future__ import annotations
 

@@ -52,7 +52,10 @@ enum ONNXTensorElementDataType : int {
     ONNX_FLOAT8E5M2FNUZ = 20,
     ONNX_UINT4 = 21,
     ONNX_INT4 = 22,
-    ONNX_FLOAT8E8M0 = 24, // onnxruntime 1.32 and later
+    ONNX_FLOAT4E2M1 = 23,
+    ONNX_UINT2 = 24,
+    ONNX_INT2 = 25,
+    ONNX_FLOAT8E8M0 = 26, // onnxruntime 1.32; the numbers from 24 on are not those of ONNX
 };
 
 enum OrtHardwareDeviceType : int { ORT_DEVICE_CPU = 0, ORT_DEVICE_GPU = 1, ORT_DEVICE_NPU = 2 };
