@@ -107,7 +107,7 @@ def fuse(
         raise InputError(f"--output {output} would replace the model that is read; name another file")
     for written in (output, report):
         if written is not None:
-            require_writable(written)
+            _require_place_for(written)
     seconds: dict[str, float] = {}
     with _timed(seconds, "load"):
         loaded = load(model)
@@ -186,7 +186,7 @@ def verify(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="The size of a symbolic dimension. Repeatable.")
     ] = None,
     rtol: Annotated[
-        float | None, typer.Option(help="Largest error of float outputs, as a part of their largest magnitude.")
+        float | None, typer.Option(min=0, help="Largest error of float outputs, as a part of their largest magnitude.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other inputs.")] = 0,
     as_json: AsJson = False,
@@ -301,6 +301,12 @@ def _files_at(output: Path) -> set[Path]:
     return {output.resolve(), data_path(output).resolve()}
 
 
+def _require_place_for(file: Path) -> None:
+    require_writable(file)
+    if file.exists() and not file.is_file():  # it would be replaced, be it a device or somebody's pipe
+        raise InputError(f"cannot write {file}: it is no regular file; name another one")
+
+
 def _no_anchor(model: ir.Model, node: str) -> str:
     """Why there is nothing to explain at a node, and where there is."""
     report = fusion_patterns.find(model)
@@ -366,6 +372,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except InputError as error:
         _say(str(error))
+    except MemoryError as error:
+        _say(f"not enough memory: {error}" if str(error) else "not enough memory")
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail again
         return NOT_REACHED

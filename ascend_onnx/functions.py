@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxscript import build_function
 
 from ascend_onnx.errors import InputError
-from ascend_onnx.operator import DOMAIN, VERSION, Call, Tensor
+from ascend_onnx.operator import DOMAIN, VERSION, Body, Call, Tensor
 from ascend_onnx.operators import OPERATORS
 from ascend_onnx.schema import domain_nodes, infer_types, untyped_input
 from ascend_onnx.storage import MINIMUM_OPSET, load
@@ -51,9 +51,10 @@ def specialise(call: Call, opset: int) -> ir.Function:
     """
     _require_complete(call)
     _require_opset(call, opset)
+    body = call.operator.body(call)  # refuses what has no meaning, also where the body itself is known already
     key = (call.operator.name, _overload(call), opset, tuple(call.attributes))
     if key not in _functions:
-        _functions[key] = _build(call, opset)
+        _functions[key] = _build(call, body, opset)
     return _functions[key]
 
 
@@ -127,6 +128,15 @@ def _body_of(node: ir.Node, opset: int) -> ir.Function:
 def _require_complete(call: Call) -> None:
     if call.missing:
         raise InputError(f"{call.operator.name} requires {', '.join(call.missing)}, which a node does not give")
+    unknown = set(call.attributes) - {attribute.name for attribute in call.operator.attributes}
+    if unknown:
+        raise InputError(f"{call.operator.name} has no attribute {', '.join(sorted(unknown))}, which a node gives")
+    for declared in call.operator.inputs:
+        tensor = call.input(declared.name)
+        if tensor.dtype not in (None, *declared.types) and tensor.shape != (0,):
+            expected = ", ".join(accepted.name.lower() for accepted in declared.types)
+            got = tensor.dtype.name.lower()
+            raise InputError(f"{declared.name} of {call.operator.name} must be one of {expected}, got {got}")
     for attribute in call.operator.attributes:
         value = call.attributes.get(attribute.name)
         if value is not None and attribute.choices and value not in attribute.choices:
@@ -161,9 +171,8 @@ def _overload(call: Call) -> str:
     return name if call.output_count >= required else f"{name}_first_{call.output_count}"
 
 
-def _build(call: Call, opset: int) -> ir.Function:
+def _build(call: Call, body: Body, opset: int) -> ir.Function:
     operator = call.operator
-    body = operator.body(call)
     inputs = [
         ir.Value(name=declared.name, type=ir.TensorType(dtype)) if (dtype := call.input(declared.name).dtype) else None
         for declared in operator.inputs

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ascend_onnx.errors import InputError
 from ascend_onnx.operator import Bound, Call, Constraint, Dim, Product
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "of_type",
     "produced",
     "ranks",
+    "require",
     "rule",
     "same_type",
     "shape",
@@ -61,22 +63,26 @@ class Size:
     def __call__(self, call: Call) -> int | None:
         raise NotImplementedError
 
-    def __add__(self, other: Size | int) -> Size:
-        return _Combined(self, other, operator.add)
+    def __add__(self, other: Size) -> Size:
+        return _Combined(self, "+", other, operator.add)
 
-    def __mul__(self, other: Size | int) -> Size:
-        return _Combined(self, other, operator.mul)
+    def __mul__(self, other: Size) -> Size:
+        return _Combined(self, "*", other, operator.mul)
 
 
 @dataclass(frozen=True)
 class _Combined(Size):
     first: Size
-    second: Size | int
+    sign: str
+    second: Size
     combine: Callable[[int, int], int]
 
     def __call__(self, call: Call) -> int | None:
-        first, second = self.first(call), self.second if isinstance(self.second, int) else self.second(call)
+        first, second = self.first(call), self.second(call)
         return None if first is None or second is None else self.combine(first, second)
+
+    def __str__(self) -> str:
+        return f"{self.first} {self.sign} {self.second}"
 
 
 @dataclass(frozen=True)
@@ -128,16 +134,33 @@ def rule(
 
 
 def bounded(
-    code: int, source: str, name: str, bound: Bound, letter: str, accepted: Accepted, *places: Place
+    code: int,
+    source: str,
+    name: str,
+    bound: Bound,
+    letter: str,
+    accepted: Accepted,
+    *places: Place,
+    condition: With | None = None,
+    products: frozenset[Product] = frozenset(Product),
 ) -> Constraint:
     """The dimension `letter` is one of the `accepted`; where `bound` is lifted, it is the same at all places."""
-    limit = size(letter, accepted, *places)
-    return Constraint(name, code, source, limit, bound=bound, relaxed=agree(letter, *places))
+    limit, relaxed = size(letter, accepted, *places), agree(letter, *places)
+    if condition is not None:
+        limit, relaxed = when(condition, limit), when(condition, relaxed)
+    return Constraint(name, code, source, limit, products, bound, relaxed)
 
 
 def broken(sentences: Iterable[str | None]) -> str | None:
     """The first sentence there is."""
     return next((sentence for sentence in sentences if sentence), None)
+
+
+def require(call: Call, *limits: Limit) -> None:
+    """Raise `InputError` for the first of `limits` that is broken, which a body cannot do without."""
+    sentence = broken(limit(call) for limit in limits)
+    if sentence is not None:
+        raise InputError(f"{call.operator.name}: {sentence}")
 
 
 def when(condition: With, limit: Limit) -> Limit:
@@ -150,7 +173,7 @@ def when(condition: With, limit: Limit) -> Limit:
     return _limit(f"With {condition}: {limit.__doc__}", check)
 
 
-def size(letter: str, accepted: Accepted, *places: Place) -> Limit:
+def size(letter: str, accepted: Accepted, *places: Size) -> Limit:
     """The dimension `letter` is one of the `accepted`, at every place where it shows."""
 
     def check(call: Call) -> str | None:
@@ -163,7 +186,7 @@ def size(letter: str, accepted: Accepted, *places: Place) -> Limit:
     return _limit(f"{letter} is {_words(accepted)} ({_list(places)}).", check)
 
 
-def agree(letter: str, *places: Place) -> Limit:
+def agree(letter: str, *places: Size) -> Limit:
     """The dimension `letter` is the same at all places."""
 
     def check(call: Call) -> str | None:
@@ -177,8 +200,8 @@ def agree(letter: str, *places: Place) -> Limit:
     return _limit(f"{letter} is the same everywhere ({_list(places)}).", check)
 
 
-def equal(letter: str, expected: Size, place: Place) -> Limit:
-    """The dimension `letter` at `place` is what others give together."""
+def equal(letter: str, expected: Size, place: Size) -> Limit:
+    """What is at `place` is `letter`, which others give together."""
 
     def check(call: Call) -> str | None:
         dim, wanted = place(call), expected(call)
@@ -311,8 +334,10 @@ def _accepts(accepted: Accepted, value: int | str) -> bool:
 def _words(accepted: Accepted) -> str:
     if isinstance(accepted, tuple):
         if len(accepted) > 2 and not any(isinstance(one, range) for one in accepted):
-            return f"one of {', '.join(map(str, accepted))}"
+            return f"one of {', '.join(map(_words, accepted))}"
         return " or ".join(map(_words, accepted))
+    if accepted == "":
+        return "empty"
     if isinstance(accepted, range):
         bounds = f"from {accepted[0]} to {accepted[-1]}"
         return bounds if accepted.step == 1 else f"a multiple of {accepted.step} {bounds}"

@@ -168,26 +168,24 @@ def _missed_table(missed: Sequence[Json]) -> Table:
 
 def _fused_table(fused: Sequence[Json], title: str) -> Table:
     """One row per kind of layer: candidates that fuse into the same operators under the same conditions."""
-    by_anchor: dict[str, list[Json]] = {}
+    candidates: dict[tuple[str, ...], list[Json]] = {}
     for entry in fused:
-        by_anchor.setdefault(entry["anchor"], []).append(entry)
-    kinds: dict[tuple[object, ...], list[list[Json]]] = {}
-    for entries in by_anchor.values():
+        candidates.setdefault((entry["anchor"], *entry["nodes"]), []).append(entry)
+    kinds: dict[tuple[tuple[str, ...], tuple[str, ...], int], list[list[Json]]] = {}
+    for entries in candidates.values():
         operators = tuple(sorted(entry["operator"] for entry in entries))
         kinds.setdefault((operators, _assumed(entries), len(_kept(entries))), []).append(entries)
     columns = ("Anchor", "Operators", "Times", "Nodes replaced", "Kept for other readers", "Validated", "Assumed")
-    table = Table(*columns, title=f"{title}: {len(by_anchor)}")
-    for layers in kinds.values():
-        all_entries = [entry for entries in layers for entry in entries]
-        replaced = {name for entry in all_entries for name in entry["nodes"]}
+    table = Table(*columns, title=f"{title}: {len(candidates)}")
+    for (operators, assumed, _), layers in kinds.items():
         table.add_row(
             escape(_some([entries[0]["anchor"] for entries in layers])),
-            "\n".join(sorted(entry["operator"] for entry in layers[0])),
+            "\n".join(operators),
             str(len(layers)),
-            str(len(replaced)),
-            escape(_some(_kept(all_entries)) or "nothing"),
+            str(sum(len(entries[0]["nodes"]) for entries in layers)),
+            escape(_some([name for entries in layers for name in _kept(entries)]) or "nothing"),
             _validated(layers),
-            ", ".join(_assumed(layers[0])) or "nothing",
+            "\n".join(assumed) or "nothing",
         )
     return table
 

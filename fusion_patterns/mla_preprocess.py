@@ -56,7 +56,7 @@ class MlaPreprocess:
 
     name = "mla_preprocess"
     operators = ("MlaPreprocess",)
-    anchors = ("MatMul", "MatMulInteger", "Gemm")
+    anchors = ("MatMul", "MatMulInteger", "QLinearMatMul", "Gemm")
 
     def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
         found = recognise_quantised_projections(node, facts)
@@ -78,7 +78,7 @@ def _unfit(node: ir.Node, layer: QuantisedProjections, facts: Facts) -> Miss | N
         return miss("dtype", node, f"caches of {x.dtype}", ", ".join(str(cache.dtype) for cache in caches))
     first = [] if layer.input_norm is None else [layer.input_norm.norm]
     for norm in (*first, layer.query_norm.norm, layer.latent_norm):
-        if np.float32(norm.epsilon) != _EPSILON:
+        if np.float32(norm.epsilon) not in (_EPSILON, np.float32(_EPSILON.astype(x.dtype.numpy()))):
             return miss("epsilon", norm.node, f"{_EPSILON:g}", f"{norm.epsilon:g}")
     sizes = (layer.latent.size, layer.rotated.size)
     if sizes != (_LATENT, _ROPE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -64,11 +65,19 @@ def _symbolically_inferred(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     for node in proto.graph.node:
         if node.op_type == "Constant":
             _as_tensor_constant(node)
+    log = logging.getLogger(SymbolicShapeInference.__module__)
+    log.addFilter(_nothing)  # it warns of what it cannot tell, which is no news to a user
     try:
         inferred = SymbolicShapeInference.infer_shapes(proto, auto_merge=True, guess_output_rank=False)
     except Exception:
         return []
+    finally:
+        log.removeFilter(_nothing)
     return [*inferred.graph.value_info, *inferred.graph.output]
+
+
+def _nothing(_record: logging.LogRecord) -> bool:
+    return False
 
 
 def _weights_as_inputs(graph: onnx.GraphProto) -> None:

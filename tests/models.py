@@ -78,6 +78,8 @@ def _draw(rule: str, shape: list[int], sizes: Mapping[str, int], generator: np.r
     if kind == "distinct":
         rows = [generator.permutation(_size(parameter, sizes))[: shape[-1]] for _ in range(int(np.prod(shape[:-1])))]
         return np.stack(rows).reshape(shape)
+    if kind == "permutation":
+        return generator.permutation(_size(parameter, sizes))[: int(np.prod(shape))].reshape(shape)
     if kind == "arange":
         return np.broadcast_to(np.arange(shape[-1]) + _size(parameter, sizes), shape)
     if kind == "ones":

@@ -10,8 +10,9 @@ without and with rotary embedding. With floating weights there is no quantisatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from math import prod
 from typing import Any
 
@@ -21,7 +22,27 @@ from onnx.reference.op_run import OpRun
 from onnxscript import OpBuilder
 
 from ascend_onnx import layout, numerics
-from ascend_onnx.errors import InputError
+from ascend_onnx.limits import (
+    INVALID,
+    NULL,
+    TILING,
+    Limit,
+    Place,
+    With,
+    agree,
+    attribute,
+    bounded,
+    broken,
+    equal,
+    of_type,
+    produced,
+    ranks,
+    require,
+    rule,
+    same_type,
+    size,
+    when,
+)
 from ascend_onnx.operator import (
     DOMAIN,
     Attribute,
@@ -131,7 +152,7 @@ def _overload(call: Call) -> str:
         if declared.name in form.given and dtype in (*_FLOATS, ir.DataType.INT64) and dtype != usual:
             parts.append(f"{declared.name}_{dtype.name.lower()}")
     parts += [] if call.output_count == (2 if form.cache_mode == 0 else 4) else [f"{call.output_count}_outputs"]
-    return "_".join(parts + (["unusable"] if _unusable(call) else []))
+    return "_".join(parts)
 
 
 def _infer(call: Call) -> Mapping[str, Tensor]:
@@ -192,8 +213,7 @@ def _body(call: Call) -> Body:
     the mode needs is absent.
     """
     form = _Form.of(call)
-    if wrong := _unusable(call):
-        raise InputError(f"{call.operator.name}: {wrong}")
+    require(call, *_NEEDED_BY_BODY)
 
     def trace(op: OpBuilder, *inputs: ir.Value | None) -> list[ir.Value]:
         named = zip(call.operator.inputs, inputs, strict=True)
@@ -227,13 +247,6 @@ def _body(call: Call) -> Body:
         ][: call.output_count]
 
     return trace
-
-
-def _unusable(call: Call) -> str | None:
-    """Why there is no body for the call."""
-    if _Form.of(call).quantisation == _UNKNOWN:
-        return f"quant_mode must be 0, or 1 without a device, got {call.attributes['quant_mode']}"
-    return _mixed_weights(call) or _wrong_cache_type(call) or _missing_input(call, on_device=False)
 
 
 def _lanes(op: OpBuilder, x: ir.Value, start: ir.Value | list[int], end: ir.Value | list[int]) -> ir.Value:
@@ -446,17 +459,6 @@ _SEED = "aclnnMlaPreprocess"
 _TABLE = f"{_SEED}, parameter table"
 _LIMITS = f"{_SEED}, constraints"
 _GE = "GE operator MlaPreprocess, tiling and kernels"
-_SIZES: Mapping[str, tuple[str, range]] = {
-    # Letter of an input's shape: the name of its rule, and the sizes that the device knows.
-    "T": ("token_count", range(257)),
-    "He": ("hidden", range(2048, 10241, 256)),
-    "Hcq": ("hcq", range(32, 4097, 32)),
-    "Hckv": ("hckv", range(512, 513)),
-    "Dr": ("rope_dim", range(64, 65)),
-    "N": ("heads", range(1, 129)),
-    "D": ("head_dim", range(16, 257, 16)),
-    "1": ("scale_shape", range(1, 2)),
-}
 _DOWN, _UP = "Hckv + Dr + Hcq", "N * (D + Dr)"
 """The sizes of the two projections."""
 _RESERVED = {
@@ -466,107 +468,45 @@ _RESERVED = {
     **dict.fromkeys(("transpose_wdq", "transpose_wuq", "transpose_wuk", "wdkv_split_count"), 1),
 }
 """Attributes that no kernel reads, with the one value that the device accepts."""
-_CACHE_SHAPES: Mapping[int, Mapping[str, tuple[int, ...]]] = {
-    0: {"kv_cache": (192, 128, 1, 576)},
-    1: {"kv_cache": (192, 128, 1, 512), "kv_cache_rope": (192, 128, 1, 64)},
-    2: {"kv_cache": (192, 16, 128, 32), "kv_cache_rope": (192, 4, 128, 16)},
-    3: {"kv_cache": (192, 32, 128, 16), "kv_cache_rope": (192, 4, 128, 16)},
-}
+_OF_INPUT_TYPE = (
+    *("gamma_0", "beta_0", "quant_scale_0", "gamma_1", "beta_1", "quant_scale_1", "gamma_2", "cos", "sin", "wuk"),
+    *("kv_cache_rope", "ctkv_scale", "q_nope_scale"),
+)
+_SCALES = ("quant_scale_0", "quant_offset_0", "quant_scale_1", "quant_offset_1", "ctkv_scale")
+_CACHES = ("kv_cache", "kv_cache_rope")
+_JOINED, _SPLIT, _NZ = With("cache_mode", 0), With("cache_mode", 1, 2, 3), With("cache_mode", 2, 3)
+_ROWS, _INT8_CACHE = With("cache_mode", 0, 1), With("cache_mode", 2)
 
 
-def _first(sentences: Iterable[str | None]) -> str | None:
-    return next((sentence for sentence in sentences if sentence), None)
-
-
-def _sizes(call: Call, letter: str) -> list[tuple[str, int]]:
-    """Where a letter of the inputs' declared shapes is known, and its size there; caches have limits of their own."""
-    given = _Form.of(call).given
-    places = [
-        (declared.name, axis if ", " in declared.shape else -1)  # a vector may come as a matrix of one row
-        for declared in call.operator.inputs
-        for axis, name in enumerate(declared.shape.strip("()").split(", "))
-        if name == letter and declared.name in given and not declared.name.startswith("kv_cache")
-    ]
-    return [
-        (f"axis {axis} of {name}" if axis >= 0 else f"the size of {name}", size)
-        for name, axis in places
-        if isinstance(size := _dim(call, name, axis), int)
-    ]
-
-
-def _size_limit(letter: str) -> Constraint:
-    rule, accepted = _SIZES[letter]
-    if len(accepted) == 1:
-        words = str(accepted.start)
-    else:
-        words = f"from {accepted.start} to {accepted[-1]}"
-        words = words if accepted.step == 1 else f"a multiple of {accepted.step} {words}"
-
-    def broken(call: Call) -> str | None:
-        return _first(
-            f"{place} ({letter}) must be {words}, got {size}"
-            for place, size in _sizes(call, letter)
-            if size not in accepted
-        )
-
-    return Constraint(rule, 561002, _LIMITS, broken)
-
-
-def _disagreeing_sizes(call: Call) -> str | None:
-    known = {letter: _sizes(call, letter) for letter in (*_SIZES, _DOWN, _UP) if letter != "1"}
-    return _first(
-        f"{place} ({letter}) must be {sizes[0][1]}, as {sizes[0][0]} is, got {size}"
-        for letter, sizes in known.items()
-        for place, size in sizes
-        if size != sizes[0][1]
-    )
-
-
-def _wrong_width(call: Call) -> str | None:
-    """The rows of the weights are the sum, and the product, of the sizes that stand behind them."""
-
-    def size(letter: str) -> int | None:
-        return next((size for _, size in _sizes(call, letter)), None)
-
-    rank, rope, query, heads, nope = (size(letter) for letter in ("Hckv", "Dr", "Hcq", "N", "D"))
-    expected = {}
-    if rank is not None and rope is not None and query is not None:
-        expected[_DOWN] = rank + rope + query
-    if heads is not None and nope is not None and rope is not None:
-        expected[_UP] = heads * (nope + rope)
-    return _first(
-        f"{place} ({letter}) must be {width}, got {got}"
-        for letter, width in expected.items()
-        for place, got in _sizes(call, letter)
-        if got != width
-    )
-
-
-def _named(dtype: ir.DataType | None) -> str:
-    return "unknown" if dtype is None else dtype.name.lower()
-
-
-def _wrong_type(call: Call) -> str | None:
-    dtype = call.input("input").dtype
-    if dtype not in (None, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        return f"input must be float16 or bfloat16, got {_named(dtype)}"
-    others = [d.name for d in call.operator.inputs if d.types == _FLOATS and d.name in _Form.of(call).given]
-    return _first(
-        f"{name} must have the type of input, {_named(dtype)}, got {_named(got)}"
-        for name in others
-        if None not in (dtype, got := call.input(name).dtype) and got != dtype
-    )
-
-
-def _mixed_weights(call: Call) -> str | None:
-    first, second = (call.input(name).dtype for name in _WEIGHTS)
-    if None in (first, second) or first == second:
+def _logical_shape(call: Call, name: str) -> tuple[Dim, ...] | None:
+    """The shape of an input that is there, unpacked if it is a packed weight."""
+    rank = _RANKS.get(name, call.input(name).rank)
+    if rank is None or name not in _Form.of(call).given:
         return None
-    return f"wdqkv and wuq must have one type, got {_named(first)} and {_named(second)}"
+    return tuple(_dim(call, name, axis) for axis in range(rank))
+
+
+_at = partial(Place, shape_of=_logical_shape)
+
+
+def _vectors(*names: str) -> list[Place]:
+    return [_at(name, -1) for name in names]  # a vector may come as a matrix of one row
+
+
+_T = [_at("input", 0), _at("cos", 0), _at("sin", 0), *_vectors("slot_mapping")]
+_HE = [_at("input", 1), _at("wdqkv", 1), *_vectors("gamma_0", "beta_0")]
+_HCQ = [_at("wuq", 1), *_vectors("gamma_1", "beta_1")]
+_HCKV = [_at("wuk", 2), *_vectors("gamma_2")]
+_DR = [_at("cos", 1), _at("sin", 1)]
+_N = [_at("wuk", 0), *_vectors("q_nope_scale")]
+_D = [_at("wuk", 1)]
+_DOWN_ROWS = [_at("wdqkv", 0), *_vectors("descale_0", "bias_0")]
+_UP_ROWS = [_at("wuq", 0), *_vectors("descale_1", "bias_1")]
 
 
 def _wrong_float_weights(call: Call) -> str | None:
-    return _first(
+    """wdqkv and wuq are int8, or bfloat16 as input is."""
+    return broken(
         f"{name} must be int8, or bfloat16 as input is, got {_named(dtype)}"
         for name in _WEIGHTS
         if (dtype := call.input(name).dtype) not in (None, ir.DataType.INT8)
@@ -575,65 +515,49 @@ def _wrong_float_weights(call: Call) -> str | None:
 
 
 def _wrong_descale(call: Call) -> str | None:
+    """descale_0 and descale_1 are int64 with float16 input and float32 with bfloat16 input."""
     dtype = call.input("input").dtype
     needed = {ir.DataType.FLOAT16: ir.DataType.INT64, ir.DataType.BFLOAT16: ir.DataType.FLOAT}.get(dtype or _FLOATS[2])
-    return _first(
+    return broken(
         f"{name} must be {_named(needed)} with {_named(dtype)} input, got {_named(got)}"
         for name in ("descale_0", "descale_1")
-        if name in _Form.of(call).given and None not in (needed, got := call.input(name).dtype) and got != needed
+        if None not in (needed, got := call.input(name).dtype) and got != needed
     )
 
 
 def _wrong_cache_type(call: Call) -> str | None:
+    """kv_cache is int8 in cache_mode 2; otherwise the caches have the type of input."""
     mode, dtype = call.attributes["cache_mode"], call.input("input").dtype
     needed = {"kv_cache": ir.DataType.INT8 if mode == 2 else dtype, "kv_cache_rope": dtype if mode else None}
-    return _first(
+    return broken(
         f"{name} must be {_named(expected)} with cache_mode {mode} and {_named(dtype)} input, got {_named(got)}"
         for name, expected in needed.items()
         if None not in (expected, got := call.input(name).dtype) and got != expected
     )
 
 
-def _wrong_quant_mode(call: Call) -> str | None:
-    mode = call.attributes["quant_mode"]
-    return None if mode == 0 else f"quant_mode must be 0, the only one that the device has, got {mode}"
-
-
-def _wrong_reserved(call: Call) -> str | None:
-    return _first(
-        f"{name} must be {value}, got {call.attributes[name]}"
-        for name, value in _RESERVED.items()
-        if call.attributes[name] != value
-    )
+def _named(dtype: ir.DataType | None) -> str:
+    return "unknown" if dtype is None else dtype.name.lower()
 
 
 def _missing_input(call: Call, *, on_device: bool = True) -> str | None:
-    """An input that the mode needs. The body takes an absent offset for 0; the device lets only beta and bias go."""
+    """All inputs that the mode needs are given; only beta and bias may be absent."""
     form, mode = _Form.of(call), call.attributes["cache_mode"]
     scales = (form.quantisation == _STATIC, "int8 weights and quant_mode 0")
     needed = {
         **dict.fromkeys(("gamma_1", "gamma_2"), (True, "every mode")),
         "gamma_0": (form.input_norm, "do_rms_norm 1"),
         **dict.fromkeys(("quant_scale_0", "quant_scale_1"), scales),
+        # The body takes an absent offset for 0.
         **(dict.fromkeys(("quant_offset_0", "quant_offset_1"), scales) if on_device else {}),
         **dict.fromkeys(("descale_0", "descale_1"), (form.quantisation != _NO_QUANT, "int8 weights")),
         "kv_cache_rope": (mode != 0, f"cache_mode {mode}"),
         **dict.fromkeys(("ctkv_scale", "q_nope_scale"), (mode == 2, "cache_mode 2")),
     }
-    return _first(
+    return broken(
         f"{name} must be given with {reason}, got none"
         for name, (is_needed, reason) in needed.items()
         if is_needed and name not in form.given
-    )
-
-
-def _wrong_rank(call: Call) -> str | None:
-    ranks: dict[str, tuple[int, ...]] = {"input": (2,), "cos": (2,), "sin": (2,), "slot_mapping": (1,)}
-    ranks |= {"wdqkv": (2, 3, 4), "wuq": (2, 3, 4), "wuk": (3, 4), "kv_cache": (4,), "kv_cache_rope": (4,)}
-    return _first(
-        f"{name} must have rank {' or '.join(map(str, accepted))}, got {rank}"
-        for name, accepted in ranks.items()
-        if name in _Form.of(call).given and (rank := call.input(name).rank) is not None and rank not in accepted
     )
 
 
@@ -649,53 +573,107 @@ def _wrong_storage(call: Call) -> str | None:
     return None
 
 
-def _cache_limit(rule: str, source: str, axes: Callable[[int], tuple[int, ...]]) -> Constraint:
-    """The limits on those axes of the caches that `axes` picks for the axis of the block size."""
-
-    def broken(call: Call) -> str | None:
-        mode = call.attributes["cache_mode"]
-        return _first(
-            f"{name} must have {shape[axis]} in axis {axis} with cache_mode {mode}, got {got}"
-            for name, shape in _CACHE_SHAPES.get(mode, {}).items()
-            for axis in axes(1 if mode < 2 else 2)
-            if isinstance(got := call.input(name).dim(axis), int) and got != shape[axis]
-        )
-
-    return Constraint(rule, 561002, source, broken)
-
-
 def _wrong_epsilon(call: Call) -> str | None:
+    """epsilon is 1e-6, the only one that the kernels know."""
     epsilon = call.attributes["epsilon"]
     return None if np.float32(epsilon) == np.float32(_EPSILON) else f"epsilon must be {_EPSILON}, got {epsilon}"
 
 
-def _unproduced_output(call: Call) -> str | None:
-    if call.attributes["cache_mode"] != 0:
+def _present(limit: Limit) -> Limit:
+    """A limit on the inputs that are there, of which tensors of shape (0) are none."""
+
+    @wraps(limit)
+    def check(call: Call) -> str | None:
+        given = {name: tensor for name, tensor in call.inputs.items() if name in _Form.of(call).given}
+        return limit(replace(call, inputs=given))
+
+    return check
+
+
+def _rule(code: int, source: str, name: str, *limits: Limit) -> Constraint:
+    return rule(code, source, name, *(_present(limit) for limit in limits))
+
+
+def _unknown_quantisation(call: Call) -> str | None:
+    """quant_mode is 0, or 1 without a device."""
+    if _Form.of(call).quantisation != _UNKNOWN:
         return None
-    return _first(
-        f"{name} exists with cache_mode 1 to 3 only, got 0" for name in ("q_rope_out", "kr_cache_out") if call.has(name)
-    )
+    return f"quant_mode must be 0, or 1 without a device, got {call.attributes['quant_mode']}"
 
 
+_NEEDED_BY_BODY = (
+    _unknown_quantisation,
+    same_type(*_WEIGHTS),
+    _wrong_cache_type,
+    partial(_missing_input, on_device=False),
+)
+_invalid, _tiling = partial(_rule, INVALID, _TABLE), partial(_rule, TILING, _LIMITS)
+_bounded = partial(bounded, TILING, _LIMITS)
 _CONSTRAINTS = (
-    Constraint("type", 161002, _TABLE, _wrong_type),
-    Constraint("weight_types", 161002, _TABLE, _mixed_weights),
-    Constraint("float_weights", 561002, _GE, _wrong_float_weights),
-    Constraint("descale_type", 161002, _TABLE, _wrong_descale),
-    Constraint("cache_type", 161002, _TABLE, _wrong_cache_type),
-    Constraint("missing_input", 161001, _TABLE, _missing_input),
-    Constraint("reserved_attribute", 161002, _TABLE, _wrong_reserved),
-    Constraint("quant_mode", 161002, _TABLE, _wrong_quant_mode),
-    Constraint("epsilon", 161002, _GE, _wrong_epsilon),
-    Constraint("unproduced_output", 161002, _TABLE, _unproduced_output),
-    Constraint("rank", 161002, _TABLE, _wrong_rank),
-    Constraint("storage", 161002, _TABLE, _wrong_storage),
-    Constraint("shapes_agree", 561002, _TABLE, _disagreeing_sizes),
-    Constraint("weight_rows", 561002, _LIMITS, _wrong_width),
-    *(_size_limit(letter) for letter in _SIZES),
-    _cache_limit("block_count", _LIMITS, lambda _: (0,)),
-    _cache_limit("block_size", _LIMITS, lambda block_size: (block_size,)),
-    _cache_limit("cache_shape", _TABLE, lambda block_size: (3 - block_size, 3)),
+    _invalid(
+        "type", of_type(["input"], ir.DataType.FLOAT16, ir.DataType.BFLOAT16), same_type("input", *_OF_INPUT_TYPE)
+    ),
+    _invalid("weight_types", same_type(*_WEIGHTS)),
+    _rule(TILING, _GE, "float_weights", _wrong_float_weights),
+    _invalid("descale_type", _wrong_descale),
+    _invalid("cache_type", _wrong_cache_type),
+    _rule(NULL, _TABLE, "missing_input", _missing_input),
+    _invalid("reserved_attribute", *(attribute(name, value) for name, value in _RESERVED.items())),
+    _invalid("quant_mode", attribute("quant_mode", 0)),
+    _rule(INVALID, _GE, "epsilon", _wrong_epsilon),
+    _invalid("unproduced_output", *(produced(name, _SPLIT) for name in ("q_rope_out", "kr_cache_out"))),
+    _invalid(
+        "rank",
+        ranks({"input": 2, "cos": 2, "sin": 2, "slot_mapping": 1, "kv_cache": 4, "kv_cache_rope": 4}),
+        ranks({"wdqkv": range(2, 5), "wuq": range(2, 5), "wuk": (3, 4)}),
+    ),
+    _invalid("storage", _wrong_storage),
+    rule(
+        TILING,
+        _TABLE,
+        "shapes_agree",
+        *(agree(letter, *places) for letter, places in (("T", _T), ("He", _HE), ("Hcq", _HCQ), ("Hckv", _HCKV))),
+        *(agree(letter, *places) for letter, places in (("Dr", _DR), ("N", _N), (_DOWN, _DOWN_ROWS), (_UP, _UP_ROWS))),
+    ),
+    _tiling(
+        "weight_rows",
+        equal(_DOWN, _HCKV[0] + _DR[0] + _HCQ[1], _DOWN_ROWS[0]),
+        equal(_UP, _N[0] * (_D[0] + _DR[0]), _UP_ROWS[0]),
+    ),
+    _tiling("token_count", size("T", range(257), *_T)),
+    _bounded("hidden", "hidden", "He", range(2048, 10241, 256), *_HE),
+    _bounded("hcq", "rank", "Hcq", range(32, 4097, 32), *_HCQ),
+    _bounded("hckv", "rank", "Hckv", 512, *_HCKV),
+    _bounded("rope_dim", "head_dim", "Dr", 64, *_DR),
+    _tiling("heads", size("N", range(1, 129), *_N)),
+    _bounded("head_dim", "head_dim", "D", range(16, 257, 16), *_D),
+    _tiling("scale_shape", size("a scale", 1, *_vectors(*_SCALES))),
+    _tiling(
+        "block_count",
+        size("BlockNum", 192, _at("kv_cache", 0)),
+        when(_SPLIT, size("BlockNum", 192, _at("kv_cache_rope", 0))),
+    ),
+    _tiling(
+        "block_size",
+        when(_ROWS, size("BlockSize", 128, _at("kv_cache", 1))),
+        when(With("cache_mode", 1), size("BlockSize", 128, _at("kv_cache_rope", 1))),
+        when(_NZ, size("BlockSize", 128, *(_at(name, 2) for name in _CACHES))),
+    ),
+    _rule(
+        TILING,
+        _TABLE,
+        "cache_shape",
+        when(_ROWS, size("Nkv", 1, _at("kv_cache", 2))),
+        when(_JOINED, equal("Hckv + Dr", _HCKV[0] + _DR[0], _at("kv_cache", 3))),
+        when(With("cache_mode", 1), size("Nkv", 1, _at("kv_cache_rope", 2))),
+        when(With("cache_mode", 1), equal("Hckv", _HCKV[0], _at("kv_cache", 3))),
+        when(With("cache_mode", 1), equal("Dr", _DR[0], _at("kv_cache_rope", 3))),
+        when(_INT8_CACHE, size("c0", 32, _at("kv_cache", 3))),
+        when(With("cache_mode", 3), size("c0", 16, _at("kv_cache", 3))),
+        when(_NZ, size("c0", 16, _at("kv_cache_rope", 3))),
+        when(_NZ, equal("Hckv", _HCKV[0], _at("kv_cache", 1) * _at("kv_cache", 3))),
+        when(_NZ, equal("Dr", _DR[0], _at("kv_cache_rope", 1) * _at("kv_cache_rope", 3))),
+    ),
 )
 
 # --- The operator -----------------------------------------------------------------------------------------------------
@@ -708,6 +686,54 @@ def _reserved(name: str, description: str) -> Attribute:
 def _optional(name: str, types: tuple[ir.DataType, ...], shape: str, description: str) -> Input:
     return Input(name, types, shape, description, optional=True)
 
+
+_EXAMPLE = """
+import numpy as np
+import onnxruntime
+from onnxscript import FLOAT, INT32, script
+
+import ascend_onnx
+from ascend_onnx import op
+
+
+@script(opset_version=18)
+def preprocess(
+    x: FLOAT["T", 2048],
+    gamma_0: FLOAT[2048],
+    wdqkv: FLOAT[2112, 2048],
+    gamma_1: FLOAT[1536],
+    wuq: FLOAT[4 * 192, 1536],
+    gamma_2: FLOAT[512],
+    cos: FLOAT["T", 64],
+    sin: FLOAT["T", 64],
+    wuk: FLOAT[4, 128, 512],
+    kv_cache: FLOAT["BlockNum", 128, 1, 512],
+    kv_cache_rope: FLOAT["BlockNum", 128, 1, 64],
+    slot_mapping: INT32["T"],
+):
+    q_out, kv_cache_out, q_rope_out, kr_cache_out = op.MlaPreprocess(
+        x, gamma_0, None, None, None, wdqkv, None, None,
+        gamma_1, None, None, None, wuq, None, None,
+        gamma_2, cos, sin, wuk, kv_cache, kv_cache_rope, slot_mapping,
+        cache_mode=1,
+    )
+    return q_out, kv_cache_out, q_rope_out, kr_cache_out
+
+
+model = ascend_onnx.attach_functions(preprocess.to_model_proto())
+session = onnxruntime.InferenceSession(model.SerializeToString())
+sizes = {"T": 3, "BlockNum": 1}
+feeds = {
+    value.name: np.full([sizes.get(dim, dim) for dim in value.shape], 0.01, np.float32)
+    for value in session.get_inputs()
+}
+feeds["slot_mapping"] = np.array([0, 5, -1], np.int32)  # the third token is not written
+q_out, kv_cache, q_rope_out, kr_cache = session.run(None, feeds)
+assert q_out.shape == (3, 4, 512)
+assert q_rope_out.shape == (3, 4, 64)
+written = (kv_cache != feeds["kv_cache"]).any(axis=(2, 3))
+assert np.argwhere(written).tolist() == [[0, 0], [0, 5]]
+"""
 
 OPERATOR = Operator(
     name="MlaPreprocess",
@@ -821,4 +847,5 @@ OPERATOR = Operator(
     reference=MlaPreprocess,
     products=frozenset({Product.A2, Product.A3}),
     constraints=_CONSTRAINTS,
+    example=_EXAMPLE,
 )

@@ -23,7 +23,6 @@ from onnx.reference.op_run import OpRun
 from onnxscript import OpBuilder
 
 from ascend_onnx import numerics
-from ascend_onnx.errors import InputError
 from ascend_onnx.limits import (
     INVALID,
     TILING,
@@ -32,11 +31,11 @@ from ascend_onnx.limits import (
     absent,
     agree,
     attribute,
-    broken,
     given,
     of_type,
     produced,
     ranks,
+    require,
     rule,
     shape,
     when,
@@ -177,8 +176,7 @@ def _body(call: Call) -> Body:
     """
     form = _Form.of(call)
     attributes = call.attributes
-    if (wrong := broken(limit(call) for limit in _NEEDED_BY_BODY)) is not None:
-        raise InputError(f"{call.operator.name}: {wrong}")
+    require(call, *_NEEDED_BY_BODY)
 
     def trace(
         op: OpBuilder, x: ir.Value, expert_idx: ir.Value, scale: ir.Value | None, offset: ir.Value | None

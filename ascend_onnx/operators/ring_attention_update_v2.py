@@ -19,19 +19,35 @@ from onnx.reference.op_run import OpRun
 from onnxscript import OpBuilder
 
 from ascend_onnx import numerics
-from ascend_onnx.errors import InputError
+from ascend_onnx.limits import (
+    INVALID,
+    NULL,
+    TILING,
+    Place,
+    With,
+    agree,
+    attribute,
+    bounded,
+    given,
+    not_empty,
+    ranks,
+    require,
+    rule,
+    same_type,
+    size,
+    when,
+)
 from ascend_onnx.operator import (
     DOMAIN,
     Attribute,
     Body,
     Call,
-    Constraint,
-    Dim,
     Input,
     Operator,
     Output,
     Product,
     Tensor,
+    merged,
 )
 
 __all__ = ["OPERATOR"]
@@ -50,19 +66,12 @@ _END = 2**63 - 1
 
 
 def _infer(call: Call) -> Mapping[str, Tensor]:
+    statistics = merged(call.input(name).shape for name in _STATISTICS)
     return {
-        "attn_out": Tensor(call.input("prev_attn_out").dtype, _common_shape(call, _ATTENTIONS)),
-        "softmax_max": Tensor(ir.DataType.FLOAT, _common_shape(call, _STATISTICS)),
-        "softmax_sum": Tensor(ir.DataType.FLOAT, _common_shape(call, _STATISTICS)),
+        "attn_out": Tensor(call.input("prev_attn_out").dtype, merged(call.input(name).shape for name in _ATTENTIONS)),
+        "softmax_max": Tensor(ir.DataType.FLOAT, statistics),
+        "softmax_sum": Tensor(ir.DataType.FLOAT, statistics),
     }
-
-
-def _common_shape(call: Call, names: Sequence[str]) -> tuple[Dim, ...] | None:
-    """The shape that the inputs `names` share, each dimension from the first of them that knows it."""
-    shapes = [shape for name in names if (shape := call.input(name).shape) is not None]
-    if not shapes:
-        return None
-    return tuple(next((dim for dim in dims if dim is not None), None) for dims in zip(*shapes, strict=False))
 
 
 def _is_tnd(call: Call) -> bool:
@@ -82,12 +91,7 @@ def _overload(call: Call) -> str:
     dtypes = dict.fromkeys(call.input(name).dtype for name in _ATTENTIONS)
     parts = [layout, *("unknown" if dtype is None else dtype.name.lower() for dtype in dtypes)]
     parts += [] if call.output_count == len(call.operator.outputs) else [f"{call.output_count}_outputs"]
-    return "_".join(parts + (["unusable"] if _unusable(call) else []))
-
-
-def _unusable(call: Call) -> str | None:
-    """Why there is no body for the call."""
-    return _wrong_softmax_layout(call) or _missing_lengths(call) if _is_ragged(call) else None
+    return "_".join(parts)
 
 
 # --- Body -------------------------------------------------------------------------------------------------------------
@@ -98,8 +102,8 @@ def _body(call: Call) -> Body:
 
     Raises `InputError` for an unknown layout of the statistics, and where the prefix sums that theirs needs are absent.
     """
-    if wrong := _unusable(call):
-        raise InputError(f"{call.operator.name}: {wrong}")
+    if _is_ragged(call):
+        require(call, _SOFTMAX_LAYOUTS, given("actual_seq_qlen", _TND))
     attention_type = call.input("prev_attn_out").dtype or ir.DataType.FLOAT
 
     def trace(
@@ -230,108 +234,110 @@ _GE = "GE operator RingAttentionUpdate, tiling"
 _A2_A3 = frozenset({Product.A2, Product.A3})
 
 
-def _wrong_softmax_layout(call: Call) -> str | None:
-    layout = call.attributes["input_softmax_layout"]
-    if layout in ("", "SBH", "TND"):
-        return None
-    return f"input_softmax_layout must be empty, SBH or TND, got {layout!r}"
+_TND, _SBH = With("input_layout", "TND"), With("input_layout", "SBH")
+_SOFTMAX_LAYOUTS = attribute("input_softmax_layout", ("", "SBH", "TND"))
+_HEADS = Place("prev_softmax_max", 1)
 
 
-def _missing_lengths(call: Call) -> str | None:
-    if not _is_tnd(call) or call.has("actual_seq_qlen"):
-        return None
-    return "actual_seq_qlen, the prefix sums from 0 to T, must be given with input_layout TND, got none"
-
-
-def _wrong_type(call: Call) -> str | None:
-    previous, current = (call.input(name).dtype for name in _ATTENTIONS)
-    if previous is None or current is None or previous == current:
-        return None
-    return f"cur_attn_out must have the type of prev_attn_out, {previous.name.lower()}, got {current.name.lower()}"
-
-
-def _wrong_rank(call: Call) -> str | None:
-    layout = call.attributes["input_layout"]
-    ranks = dict.fromkeys(_ATTENTIONS, 3) | dict.fromkeys(_STATISTICS, 3 if _is_tnd(call) else 4)
-    for name, rank in (ranks | {"actual_seq_qlen": 1}).items():
-        if call.input(name).rank not in (None, rank):
-            return f"{name} must have rank {rank} with input_layout {layout}, got {call.input(name).rank}"
-    return None
-
-
-def _empty_input(call: Call) -> str | None:
-    for name in (*_ATTENTIONS, *_STATISTICS):
-        shape = call.input(name).shape
-        if shape is not None and 0 in shape:
-            return f"{name} must not be empty, got shape {shape}"
-    return None
-
-
-def _wrong_lanes(call: Call) -> str | None:
-    for name in _STATISTICS:
-        lanes = call.input(name).dim(-1)
-        if isinstance(lanes, int) and lanes != _LANES:
-            return f"the last dimension of {name} must be {_LANES}, got {lanes}"
-    return None
-
-
-def _wrong_shape(call: Call) -> str | None:
-    """The shapes of one kind agree, and the statistics are those of the attention's rows."""
-    for names in (_ATTENTIONS, _STATISTICS):
-        for name in names[1:]:
-            for axis, (expected, got) in enumerate(_paired_dims(call, names[0], name)):
-                if isinstance(expected, int) and isinstance(got, int) and expected != got:
-                    return f"{name} must have {expected} in axis {axis}, like {names[0]}, got {got}"
-    attention, statistic = call.input("prev_attn_out"), call.input("prev_softmax_max")
-    for axis, same in {0: 0, 1: 1}.items() if _is_tnd(call) else {2: 0, 0: 1}.items():
-        expected, got = attention.dim(same), statistic.dim(axis)
-        if isinstance(expected, int) and isinstance(got, int) and expected != got:
-            return f"prev_softmax_max must have {expected} in axis {axis}, like prev_attn_out in axis {same}, got {got}"
-    return None
-
-
-def _paired_dims(call: Call, first: str, second: str) -> list[tuple[Dim, Dim]]:
-    return list(zip(call.input(first).shape or (), call.input(second).shape or (), strict=False))
+def _at(axis: int, names: Sequence[str]) -> list[Place]:
+    return [Place(name, axis) for name in names]
 
 
 def _undivided_heads(call: Call) -> str | None:
-    size, heads = call.input("prev_attn_out").dim(2), call.input("prev_softmax_max").dim(1)
-    if _is_tnd(call) or not (isinstance(size, int) and isinstance(heads, int) and heads) or size % heads == 0:
+    """H is a multiple of N."""
+    size, heads = Place("prev_attn_out", 2)(call), _HEADS(call)
+    if size is None or not heads or size % heads == 0:
         return None
     return f"H (axis 2 of prev_attn_out) must be a multiple of the {heads} heads of prev_softmax_max, got {size}"
 
 
-def _wrong_head_count(call: Call) -> str | None:
-    heads = call.input("prev_attn_out").dim(1)
-    if not _is_tnd(call) or not isinstance(heads, int) or heads <= 256:
-        return None
-    return f"N (axis 1 of prev_attn_out) must be at most 256 with input_layout TND, got {heads}"
-
-
-def _wrong_head_size(call: Call) -> str | None:
-    size = call.input("prev_attn_out").dim(2)
-    if not _is_tnd(call) or not isinstance(size, int) or (size % 64 == 0 and size <= 768):
-        return None
-    return f"D (axis 2 of prev_attn_out) must be a multiple of 64 up to 768 with input_layout TND, got {size}"
-
-
+_parameters, _return_value = f"{_SEED}, Parameters", f"{_SEED}, Return Value"
 _CONSTRAINTS = (
-    Constraint("type", 161002, f"{_SEED}, curAttnOut", _wrong_type),
-    Constraint("missing_input", 161001, f"{_SEED}, Constraints", _missing_lengths),
-    Constraint("rank", 161002, f"{_SEED}, Parameters", _wrong_rank),
-    Constraint("empty_input", 161002, f"{_SEED}, Return Value", _empty_input),
-    Constraint("softmax_lanes", 161002, f"{_SEED}, Parameters", _wrong_lanes),
-    Constraint("shapes_agree", 161002, f"{_SEED}, Parameters", _wrong_shape),
-    Constraint("softmax_layout", 561002, f"{_SEED}, Return Value", _wrong_softmax_layout),
-    Constraint("heads_divide", 561002, _GE, _undivided_heads),
-    Constraint("heads", 561002, f"{_SEED}, Constraints", _wrong_head_count, _A2_A3),
-    Constraint("head_dim", 561002, f"{_SEED}, Constraints", _wrong_head_size, _A2_A3),
+    rule(INVALID, f"{_SEED}, curAttnOut", "type", same_type(*_ATTENTIONS)),
+    rule(NULL, f"{_SEED}, Constraints", "missing_input", given("actual_seq_qlen", _TND)),
+    rule(
+        INVALID,
+        _parameters,
+        "rank",
+        ranks({**dict.fromkeys(_ATTENTIONS, 3), "actual_seq_qlen": 1}),
+        when(_SBH, ranks(dict.fromkeys(_STATISTICS, 4))),
+        when(_TND, ranks(dict.fromkeys(_STATISTICS, 3))),
+    ),
+    rule(INVALID, _return_value, "empty_input", not_empty(*_ATTENTIONS, *_STATISTICS)),
+    rule(INVALID, _parameters, "softmax_lanes", size("the number of lanes", _LANES, *_at(-1, _STATISTICS))),
+    rule(
+        INVALID,
+        _parameters,
+        "shapes_agree",
+        when(_SBH, agree("S", *_at(0, _ATTENTIONS), *_at(2, _STATISTICS))),
+        when(_SBH, agree("B", *_at(1, _ATTENTIONS), *_at(0, _STATISTICS))),
+        when(_SBH, agree("N", *_at(1, _STATISTICS))),
+        when(_TND, agree("T", *_at(0, _ATTENTIONS), *_at(0, _STATISTICS))),
+        when(_TND, agree("N", *_at(1, _ATTENTIONS), *_at(1, _STATISTICS))),
+        agree("H or D", *_at(2, _ATTENTIONS)),
+    ),
+    rule(TILING, _return_value, "softmax_layout", _SOFTMAX_LAYOUTS),
+    rule(TILING, _GE, "heads_divide", when(_SBH, _undivided_heads)),
+    rule(
+        TILING,
+        f"{_SEED}, Constraints",
+        "heads",
+        when(_TND, size("N", range(257), *_at(1, _ATTENTIONS))),
+        products=_A2_A3,
+    ),
+    bounded(
+        TILING,
+        f"{_SEED}, Constraints",
+        "head_dim",
+        "head_dim",
+        "D",
+        range(64, 769, 64),
+        *_at(2, _ATTENTIONS),
+        condition=_TND,
+        products=_A2_A3,
+    ),
 )
 
 # --- The operator -----------------------------------------------------------------------------------------------------
 
 _ATTENTION_SHAPE = "(S, B, H) or (T, N, D)"
 _STATISTIC_SHAPE = "(B, N, S, 8) or (T, N, 8)"
+
+_EXAMPLE = """
+import numpy as np
+import onnxruntime
+from onnxscript import FLOAT, script
+
+import ascend_onnx
+from ascend_onnx import op
+
+
+@script(opset_version=18)
+def merge(
+    prev_out: FLOAT["S", "B", 256],
+    prev_max: FLOAT["B", 2, "S", 8],
+    prev_sum: FLOAT["B", 2, "S", 8],
+    cur_out: FLOAT["S", "B", 256],
+    cur_max: FLOAT["B", 2, "S", 8],
+    cur_sum: FLOAT["B", 2, "S", 8],
+):
+    attn_out, softmax_max, softmax_sum = op.RingAttentionUpdateV2(
+        prev_out, prev_max, prev_sum, cur_out, cur_max, cur_sum, input_layout="SBH"
+    )
+    return attn_out, softmax_max, softmax_sum
+
+
+model = ascend_onnx.attach_functions(merge.to_model_proto())
+session = onnxruntime.InferenceSession(model.SerializeToString())
+feeds = {
+    value.name: np.ones([{"S": 5, "B": 1}.get(dim, dim) for dim in value.shape], np.float32)
+    for value in session.get_inputs()
+}
+feeds["cur_out"] *= 3  # the attention over the new keys, which weigh as much as those so far
+attn_out, softmax_max, softmax_sum = session.run(None, feeds)
+assert np.all(attn_out == 2)
+assert np.all(softmax_sum == 2)
+"""
 
 OPERATOR = Operator(
     name="RingAttentionUpdateV2",
@@ -375,4 +381,5 @@ OPERATOR = Operator(
     body=_body,
     reference=RingAttentionUpdateV2,
     constraints=_CONSTRAINTS,
+    example=_EXAMPLE,
 )

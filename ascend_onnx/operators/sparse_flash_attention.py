@@ -22,7 +22,6 @@ from onnx.reference.op_run import OpRun
 from onnxscript import OpBuilder
 
 from ascend_onnx import numerics
-from ascend_onnx.errors import InputError
 from ascend_onnx.limits import (
     INVALID,
     NULL,
@@ -38,6 +37,7 @@ from ascend_onnx.limits import (
     of_type,
     produced,
     ranks,
+    require,
     rule,
     same_type,
     size,
@@ -130,8 +130,7 @@ def _body(call: Call) -> Body:
     layout, and a token needs to know no more than its batch and its place in it.
     """
     attributes = call.attributes
-    if attributes["layout_kv"] == "PA_BSND" and not call.has("block_table"):
-        raise InputError("SparseFlashAttention with layout_kv PA_BSND needs the input block_table, which is absent")
+    require(call, given("block_table", _PAGED))
     outputs = call.output_count
     dtype = call.input("query").dtype or ir.DataType.FLOAT
     statistics = outputs > 1 and bool(attributes["return_softmax_lse"])

@@ -10,7 +10,14 @@ import onnx_ir as ir
 
 from fusion_patterns.graph import Facts, attribute, is_op, static
 from fusion_patterns.lift.linear import WeightView
-from fusion_patterns.lift.quantised import PerToken, Quantised, recognise_quantised, row_maximum, zero_point_of
+from fusion_patterns.lift.quantised import (
+    OtherwiseQuantised,
+    PerToken,
+    Quantised,
+    recognise_quantised,
+    row_maximum,
+    zero_point_of,
+)
 from fusion_patterns.miss import Miss, miss
 
 __all__ = [
@@ -21,6 +28,9 @@ __all__ = [
     "recognise_quantised_product",
 ]
 
+UNDERSTOOD = "rows in -128 .. 127 by one scale, or one a token, times an int8 weight without zero point"
+"""What a product must be that is not odd."""
+
 _UNSIGNED_BY = 128
 
 
@@ -28,7 +38,8 @@ _UNSIGNED_BY = 128
 class QuantisedProduct:
     """(codes - shift) W: `codes` int8 (.., k) of the rows, `weight` int8 (k, n).
 
-    What the product is multiplied by afterwards, because its operands were dequantised before it, are `scales`.
+    What the product is multiplied by afterwards, because its operands were dequantised before it, are `scales`. Where
+    `odd` says what no operator computes, the rest does not count.
     """
 
     rows: Quantised
@@ -37,6 +48,7 @@ class QuantisedProduct:
     scales: tuple[ir.Value, ...]
     bias: ir.Value | None
     node: ir.Node
+    odd: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,9 +120,13 @@ def _linear(value: ir.Value, facts: Facts) -> QuantisedLinear | Miss:
         current, bias = _float_of_integers(parts[0], facts), parts[1]
     found = current.producer()
     product = None if found is None else recognise_quantised_product(found, facts)
+    if product is None and bias is not None and isinstance(recognise_quantised_linear(current, facts), QuantisedLinear):
+        return miss("bias", value, "integers added before scaling", "a bias added after it")
     if product is None:
         got = "a graph input" if found is None else found.op_type
         return miss("quantisation-unsupported", value, "a product of 8-bit rows and a constant int8 weight", got)
+    if product.odd is not None:
+        return miss("quantisation-unsupported", product.node, UNDERSTOOD, product.odd)
     scales.extend(product.scales)
     return _checked(QuantisedLinear(product, bias, tuple(scales), largest is not None), largest, value, facts)
 
@@ -202,58 +218,85 @@ def _array(value: ir.Value) -> npt.NDArray[np.generic]:
 
 
 def recognise_quantised_product(node: ir.Node, facts: Facts) -> QuantisedProduct | None:
-    """The product of 8-bit rows and a constant int8 weight that a node computes, in integers or floating point.
+    """The product of 8-bit rows and a constant 8-bit weight that a node computes, in integers or floating point.
 
-    MatMul, MatMulInteger, and Gemm of alpha and beta 1.
+    MatMul, MatMulInteger, QLinearMatMul, and Gemm of alpha and beta 1.
     """
     return facts.remember("quantised_product", node.outputs[0], lambda _value, f: _product(node, f))
 
 
 def _product(node: ir.Node, facts: Facts) -> QuantisedProduct | None:
-    if not is_op(node, "MatMul", "MatMulInteger", "Gemm"):
+    if not is_op(node, "MatMul", "MatMulInteger", "QLinearMatMul", "Gemm"):
         return None
     turned, bias = False, None
     if node.op_type == "Gemm":
         if (attribute(node, "alpha"), attribute(node, "beta"), attribute(node, "transA")) != (1, 1, 0):
             return None
         turned = bool(attribute(node, "transB"))
-        if facts.has(node, 2):
-            bias = facts.input(node, 2)
-            if not _is_vector(bias, facts):
-                return None
-    weight = _weight(facts.input(node, 1), turned, facts)
-    left = None if weight is None else _codes(facts.input(node, 0), facts)
-    if weight is None or left is None:
+        bias = facts.input(node, 2) if facts.has(node, 2) else None
+    weight = _weight(facts.input(node, 3 if node.op_type == "QLinearMatMul" else 1), turned, facts)
+    rows = None if weight is None else _codes(facts.input(node, 0), facts)
+    if weight is None or rows is None:
         return None
-    rows, shift, scale = left
+    odd, shift = rows.odd or weight.odd, rows.shift
+    if isinstance(rows.rows, OtherwiseQuantised):
+        odd = f"rows quantised {rows.rows.how}"
+    if node.op_type == "QLinearMatMul":
+        odd = odd or "a product whose result is quantised again"
     if node.op_type == "MatMulInteger":
         zero_points = [_zero_point(node, index, facts) for index in (2, 3)]
-        if zero_points[0] is None or zero_points[1] != 0:
-            return None
-        shift += zero_points[0]
-    scales = tuple(s for s in (scale, weight[1]) if s is not None)
-    return QuantisedProduct(rows, shift, weight[0], scales, bias, node)
+        shift += zero_points[0] or 0
+        if zero_points[0] is None:
+            odd = odd or "rows with a zero point that is not one constant"
+        if zero_points[1] != 0:
+            odd = odd or "a weight with zero points"
+    if bias is not None and not _is_vector(bias, facts):
+        odd = odd or "a bias that is no constant vector"
+    scales = tuple(scale for scale in (rows.scale, weight.scale) if scale is not None)
+    return QuantisedProduct(rows.rows, shift, weight.view, scales, bias, node, odd)
 
 
 def _zero_point(node: ir.Node, index: int, facts: Facts) -> int | None:
+    """The one number that all zero points are."""
     if not facts.has(node, index):
         return 0
-    given = facts.constant(facts.input(node, index))
-    if given is None or len(set(given.reshape(-1).tolist())) != 1:
+    value = facts.input(node, index)
+    if not _is_vector(value, facts):
         return None
-    return int(given.reshape(-1)[0])
+    numbers = set(_array(value).reshape(-1).tolist())
+    return int(numbers.pop()) if len(numbers) == 1 else None
 
 
-def _codes(value: ir.Value, facts: Facts) -> tuple[Quantised, int, ir.Value | None] | None:
-    """(rows, shift, scale) of an operand (codes - shift) * scale."""
+@dataclass(frozen=True)
+class _Codes:
+    """(codes of `rows` - shift) * scale."""
+
+    rows: Quantised
+    shift: int
+    scale: ir.Value | None
+    odd: str | None = None
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """view * scale, one number or one for every column."""
+
+    view: WeightView
+    scale: ir.Value | None
+    odd: str | None
+
+
+def _codes(value: ir.Value, facts: Facts) -> _Codes | None:
     node = facts.producer(value)
-    codes, shift, scale = value, 0, None
     if is_op(node, "DequantizeLinear"):
-        codes, scale, zero_point = facts.input(node, 0), facts.input(node, 1), zero_point_of(node, facts)
-        if facts.scalar(scale) is None or zero_point is None:
+        rows = recognise_quantised(facts.input(node, 0), facts)
+        if isinstance(rows, Miss):
             return None
-        rows = recognise_quantised(codes, facts)
-        return None if isinstance(rows, Miss) else (rows, zero_point, scale)
+        scale, zero_point = facts.input(node, 1), zero_point_of(node, facts)
+        if facts.scalar(scale) is None or zero_point is None:
+            return _Codes(rows, 0, None, "rows dequantised by scales that are not one constant")
+        return _Codes(rows, zero_point, scale)
+    codes, shift = value, 0
     while is_op(node, "Sub", "Cast"):
         if node.op_type == "Sub":
             constant = facts.scalar(facts.input(node, 1))
@@ -267,42 +310,42 @@ def _codes(value: ir.Value, facts: Facts) -> tuple[Quantised, int, ir.Value | No
     rows = recognise_quantised(codes, facts)
     if isinstance(rows, Miss):
         return None
-    return rows, shift - (_UNSIGNED_BY if rows.value.dtype == ir.DataType.UINT8 else 0), None
+    return _Codes(rows, shift - (_UNSIGNED_BY if rows.value.dtype == ir.DataType.UINT8 else 0), None)
 
 
-def _weight(value: ir.Value, turned: bool, facts: Facts) -> tuple[WeightView, ir.Value | None] | None:
-    """(weight, scale) of an operand weight * scale, the scale being one number or one for every column."""
-    current, scale = value, None
+def _weight(value: ir.Value, turned: bool, facts: Facts) -> _Weight | None:
+    """A constant 8-bit matrix under Transpose, Cast and DequantizeLinear."""
+    current, scale, odd = value, None, None
     while True:
         node = facts.producer(current)
         if is_op(node, "Transpose") and attribute(node, "perm") in (None, [1, 0], (1, 0)):
             turned = not turned
         elif is_op(node, "DequantizeLinear"):
-            columns = 0 if turned else 1
             scale = facts.input(node, 1)
-            if not _is_symmetric(node, columns, facts):
-                return None
+            odd = odd or _odd_scale(node, 0 if turned else 1, facts)
         elif not is_op(node, "Cast"):
             break
         current = facts.input(node, 0)
     shape = current.shape
     matrix = current.is_initializer() and not current.is_graph_input() and shape is not None and len(shape) == 2
-    if not matrix or current.dtype != ir.DataType.INT8 or not all(isinstance(dim, int) for dim in shape or ()):
+    if not matrix or current.dtype not in (ir.DataType.INT8, ir.DataType.UINT8):
         return None
-    return WeightView(current, transposed=turned), scale
+    if current.dtype == ir.DataType.UINT8:
+        odd = odd or "a weight of uint8"
+    return _Weight(WeightView(current, transposed=turned), scale, odd)
 
 
-def _is_symmetric(node: ir.Node, columns: int, facts: Facts) -> bool:
-    """Whether a weight is dequantised without zero point, by one scale or one for every column."""
+def _odd_scale(node: ir.Node, columns: int, facts: Facts) -> str | None:
+    """What keeps a dequantised weight from being an int8 weight by one scale, or one for every column."""
     scale = facts.input(node, 1)
-    if not _is_vector(scale, facts) or (facts.rank(scale) or 0) > 1:
-        return False
-    if facts.rank(scale) == 1 and facts.size(scale, 0) != 1 and attribute(node, "axis", 1) % 2 != columns:
-        return False
-    zeros = facts.constant(facts.input(node, 2)) if facts.has(node, 2) else np.zeros(1)
-    if zeros is None and (tensor := facts.input(node, 2).const_value) is not None:
-        zeros = tensor.numpy()
-    return zeros is not None and not np.any(zeros)
+    along = facts.rank(scale) == 1 and facts.size(scale, 0) != 1
+    if (
+        not _is_vector(scale, facts)
+        or (facts.rank(scale) or 0) > 1
+        or (along and attribute(node, "axis") % 2 != columns)
+    ):
+        return "a weight with scales for something else than its columns"
+    return None if _zero_point(node, 2, facts) == 0 else "a weight with zero points"
 
 
 def dequantised(node: ir.Node, facts: Facts) -> ir.Value:
@@ -310,6 +353,6 @@ def dequantised(node: ir.Node, facts: Facts) -> ir.Value:
     value = node.outputs[0]
     while True:
         readers = facts.readers(value)
-        if len(readers) != 1 or not is_op(readers[0][0], "Add", "Cast", "Mul", "Div"):
+        if len(readers) != 1 or not is_op(readers[0][0], "Add", "Cast", "Mul", "Div", "DequantizeLinear"):
             return facts.plain(value)
         value = readers[0][0].outputs[0]

@@ -19,13 +19,13 @@ from fusion_patterns.lift.contraction import Contraction, Labelled, recognise_co
 from fusion_patterns.lift.heads import recognise_heads
 from fusion_patterns.lift.nearby import values_behind
 from fusion_patterns.lift.quantised import (
-    OtherwiseQuantised,
     PerTensor,
     PerToken,
     quantised_again,
     same_codes,
 )
 from fusion_patterns.lift.quantised_linear import (
+    UNDERSTOOD,
     QuantisedLinear,
     QuantisedProduct,
     dequantised,
@@ -118,6 +118,8 @@ def recognise_quantised_projections(node: ir.Node, facts: Facts) -> QuantisedPro
             return None  # another operator's
         wanted = "one scale for all tokens, or hidden states (B, S, He)"
         return miss("quantisation-unsupported", node, wanted, "a scale for each token of hidden states (T, He)")
+    if product.odd is not None:
+        return miss("quantisation-unsupported", node, UNDERSTOOD, product.odd)
     if turned is None:
         return miss("rope-unrecognised", node, "a rotation of the last columns of each head", "none")
     if norm is None:
@@ -256,13 +258,6 @@ class _Layer:
         linear = recognise_quantised_linear(value, self.facts)
         if isinstance(linear, Miss):
             return linear
-        if isinstance(linear.rows, OtherwiseQuantised):
-            return miss(
-                "quantisation-unsupported",
-                linear.node,
-                "rows divided by one scale, rounded half to even, shifted and clipped to -128 .. 127",
-                f"rows quantised {linear.rows.how}",
-            )
         if isinstance(linear.rows, PerToken):
             return miss("quantisation-unsupported", linear.node, "one constant scale", "a scale for each token")
         return linear

@@ -15,7 +15,7 @@ __all__ = ["SlotWrite", "recognise_slot_write"]
 
 @dataclass(frozen=True)
 class SlotWrite:
-    """`value` (slots, H) is `cache` (slots, H) with row t of `rows` (T, H) at slot `slots[t]`, integers (T) or (T, 1)."""
+    """`value` (slots, H) is `cache` (slots, H) with row t of `rows` (T, H) at slot t of `slots`, (T) or (T, 1)."""
 
     cache: ir.Value
     slots: ir.Value

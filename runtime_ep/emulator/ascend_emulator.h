@@ -2,7 +2,10 @@
 //
 // Environment, read by aclInit:
 //   ASCEND_EMULATOR_PRODUCT   a2 (default), a3 or 950
-//   ASCEND_EMULATOR_RELAX     any of hidden,head_dim,rank: the bounds that are not checked
+//   ASCEND_EMULATOR_RELAX     which bounds are not checked, separated by commas:
+//                             hidden    the hidden size He of both MLA operators, BlockNum of MlaPreprocess
+//                             head_dim  D and Dr of both MLA operators and of SparseFlashAttention, D of ring attention
+//                             rank      Hcq and Hckv of both MLA operators
 //   ASCEND_EMULATOR_DEVICES   number of devices, 1 by default
 //   ASCEND_EMULATOR_DELAY_US  microseconds that a stream waits before each task, 0 by default
 //   ASCEND_EMULATOR_NOOP      1: kernels compute and write nothing

@@ -11,7 +11,7 @@ import numpy as np
 from tests.oracles import Array, Expected
 
 from .acl import Acl
-from .launches import DEFAULTS, PARAMETERS, Output, Packed, launch
+from .launches import DEFAULTS, PARAMETERS, Input, Output, Packed, launch
 
 __all__ = ["NotPackableError", "Prepared", "nz_of_kn", "nz_of_nk", "prepare", "product_of", "run_on_device"]
 
@@ -57,7 +57,7 @@ def require_multiples(rows: int, columns: int, width: int) -> None:
 class Prepared:
     """A call as the launch of a node makes it."""
 
-    inputs: dict[str, Array | Packed | None]
+    inputs: dict[str, Input]
     attributes: dict[str, Any]
     outputs: dict[str, Output]
 
@@ -74,7 +74,7 @@ def prepare(
     Raises `NotPackableError` where there is no such call.
     """
     values = {**DEFAULTS[operator], **attributes}
-    given: dict[str, Array | Packed | None] = dict(inputs)
+    given: dict[str, Input] = dict(inputs)
     outputs: dict[str, Output] = {name: (e.value.shape, e.dtype) for name, e in expected.items()}
     if operator == "MlaPrologV2WeightNz":
         given.update({name: prolog_weight(inputs[name]) for name in PROLOG_WEIGHTS})
@@ -112,9 +112,9 @@ def prolog_weight(weight: Array) -> Packed:
     return Packed(weight, (rows * FRACTAL_ROWS, columns * width))
 
 
-def preprocess_inputs(inputs: Mapping[str, Array]) -> dict[str, Array | Packed | None]:
+def preprocess_inputs(inputs: Mapping[str, Array]) -> dict[str, Input]:
     """All 24 inputs: the device wants an empty tensor where a node has none, and the weights packed."""
-    given: dict[str, Array | Packed | None] = {}
+    given: dict[str, Input] = {}
     for parameter in PARAMETERS["MlaPreprocess"].split():
         kind, name = parameter.split(":")
         if kind == "in":

@@ -14,7 +14,7 @@ from tests.oracles import Array
 
 from .acl import FORMAT_ND, FORMAT_NZ, Acl
 
-__all__ = ["DEFAULTS", "PARAMETERS", "Launch", "launch"]
+__all__ = ["DEFAULTS", "PARAMETERS", "Input", "Launch", "Output", "Packed", "Strided", "first_phase", "launch"]
 
 PARAMETERS: Mapping[str, str] = {
     # The arguments in order: inputs, attributes (int, bool, double, string or int array), and outputs.
@@ -100,8 +100,15 @@ IN_PLACE = {
 }
 """Inputs that the operator changes, and the ONNX outputs that are what has become of them."""
 
-Output = tuple[Sequence[int], np.dtype[Any]]
-"""Shape and element type."""
+
+@dataclass
+class Strided:
+    """A view of a contiguous `buffer`; `strides` and `offset` in elements. An output that is one gives the buffer."""
+
+    buffer: Array
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
 
 
 @dataclass
@@ -110,6 +117,11 @@ class Packed:
 
     storage: Array
     shape: tuple[int, ...]
+
+
+Input = Array | Packed | Strided | None
+Output = tuple[Sequence[int], np.dtype[Any]] | Strided
+"""Shape and element type, or a view."""
 
 
 @dataclass
@@ -148,7 +160,8 @@ class Launch:
         self.acl.call(f"aclnn{self.operator}", workspace, self.workspace_size, self.executor, stream)
 
     def result(self, name: str) -> Array:
-        shape, dtype = self.outputs[name]
+        output = self.outputs[name]
+        shape, dtype = (output.buffer.shape, output.buffer.dtype) if isinstance(output, Strided) else output
         return self.acl.download(self.addresses[name], shape, dtype)
 
 
@@ -156,7 +169,7 @@ def first_phase(
     acl: Acl,
     stack: ExitStack,
     operator: str,
-    inputs: Mapping[str, Array | Packed | None],
+    inputs: Mapping[str, Input],
     attributes: Mapping[str, Any],
     outputs: Mapping[str, Output],
 ) -> Launch:
@@ -172,16 +185,22 @@ def first_phase(
         tensors[name] = handle
         return handle
 
+    def strided_tensor(name: str, view: Strided) -> int:
+        layout = {"strides": view.strides, "offset": view.offset, "storage": view.buffer.shape}
+        return keep_tensor(name, addresses[name], view.shape, view.buffer.dtype, **layout)
+
     def input_tensor(name: str) -> ctypes.c_void_p:
         given = inputs.get(name)
         if given is None:
             return ctypes.c_void_p(None)
-        array = given.storage if isinstance(given, Packed) else given
+        array = given.storage if isinstance(given, Packed) else given.buffer if isinstance(given, Strided) else given
         address = acl.upload(array)
         stack.callback(acl.free, address)
         addresses[name] = addresses[in_place.get(name, name)] = address
         if isinstance(given, Packed):
             handle = keep_tensor(name, address, given.shape, array.dtype, format=FORMAT_NZ, storage=array.shape)
+        elif isinstance(given, Strided):
+            handle = strided_tensor(name, given)
         else:
             handle = keep_tensor(name, address, array.shape, array.dtype, format=FORMAT_ND)
         return ctypes.c_void_p(handle)
@@ -189,7 +208,13 @@ def first_phase(
     def output_tensor(name: str) -> ctypes.c_void_p:
         if name not in outputs:
             return ctypes.c_void_p(None)
-        shape, dtype = outputs[name]
+        output = outputs[name]
+        if isinstance(output, Strided):
+            if name not in addresses:
+                addresses[name] = acl.upload(output.buffer)
+                stack.callback(acl.free, addresses[name])
+            return ctypes.c_void_p(strided_tensor(name, output))
+        shape, dtype = output
         if name not in addresses:
             addresses[name] = acl.malloc(max(1, int(np.prod(shape)) * dtype.itemsize))
             stack.callback(acl.free, addresses[name])
@@ -224,7 +249,7 @@ def first_phase(
 def launch(
     acl: Acl,
     operator: str,
-    inputs: Mapping[str, Array | Packed | None],
+    inputs: Mapping[str, Input],
     attributes: Mapping[str, Any],
     outputs: Mapping[str, Output],
 ) -> dict[str, Array]:

@@ -86,11 +86,13 @@ def resized(name: str, *shape: int) -> Edit:
 
     def edit(call: Prepared) -> None:
         if name in call.outputs:
-            call.outputs[name] = (shape, call.outputs[name][1])
+            output = call.outputs[name]
+            assert isinstance(output, tuple)
+            call.outputs[name] = (shape, output[1])
         else:
             given = call.inputs[name]
             array = given.storage if isinstance(given, Packed) else given
-            assert array is not None
+            assert isinstance(array, np.ndarray)
             call.inputs[name] = np.ones(shape, array.dtype)
 
     return edit
@@ -99,11 +101,12 @@ def resized(name: str, *shape: int) -> Edit:
 def retyped(name: str, dtype: Any) -> Edit:
     def edit(call: Prepared) -> None:
         if name in call.outputs:
-            call.outputs[name] = (call.outputs[name][0], np.dtype(dtype))
+            output = call.outputs[name]
+            assert isinstance(output, tuple)
+            call.outputs[name] = (output[0], np.dtype(dtype))
         else:
             given = call.inputs[name]
-            assert given is not None
-            assert not isinstance(given, Packed)
+            assert isinstance(given, np.ndarray)
             call.inputs[name] = given.astype(dtype)
 
     return edit

@@ -33,7 +33,9 @@ aclOpExecutor& executor_of(std::string_view function, const aclOpExecutor* execu
 class Launch final : public Task {
   public:
     Launch(const aclOpExecutor& executor, void* workspace, std::optional<std::int32_t> fault)
-        : function_(executor.function), kernel_(executor.kernel), fault_(fault),
+        : function_(executor.function),
+          kernel_(executor.kernel),
+          fault_(fault),
           workspace_size_(executor.workspace_size) {
         DeviceMemory& memory = DeviceMemory::instance();
         operands_.reserve(executor.arguments.size());
@@ -119,7 +121,8 @@ void launch(
     if (workspace_size < found.workspace_size) {
         throw Failure{
             ACLNN_ERR_PARAM_INVALID,
-            text("workspaceSize must be at least ", found.workspace_size, ", got ", workspace_size)};
+            text("workspaceSize must be at least ", found.workspace_size, ", got ", workspace_size)
+        };
     }
     if (stream == nullptr) {
         throw Failure{ACLNN_ERR_PARAM_NULLPTR, "stream must not be null"};
@@ -194,21 +197,27 @@ aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor* executor) {
 
 aclnnStatus aclSetInputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* deviceAddress) {
     return guarded<"aclSetInputTensorAddr">([&] {
-        const auto is_input = [](Argument::Role role) { return role == Argument::Role::Input; };
+        const auto is_input = [](Argument::Role role) {
+            return role == Argument::Role::Input;
+        };
         set_argument_address("aclSetInputTensorAddr", executor, index, tensor, deviceAddress, is_input);
     });
 }
 
 aclnnStatus aclSetOutputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* deviceAddress) {
     return guarded<"aclSetOutputTensorAddr">([&] {
-        const auto is_output = [](Argument::Role role) { return role == Argument::Role::Output; };
+        const auto is_output = [](Argument::Role role) {
+            return role == Argument::Role::Output;
+        };
         set_argument_address("aclSetOutputTensorAddr", executor, index, tensor, deviceAddress, is_output);
     });
 }
 
 aclnnStatus aclSetTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* deviceAddress) {
     return guarded<"aclSetTensorAddr">([&] {
-        const auto any = [](Argument::Role) { return true; };
+        const auto any = [](Argument::Role) {
+            return true;
+        };
         set_argument_address("aclSetTensorAddr", executor, index, tensor, deviceAddress, any);
     });
 }

@@ -6,7 +6,9 @@
 
 namespace ascend_emulator {
 
-void fail(std::int32_t code, const std::string& sentence) { throw Failure{code, sentence}; }
+void fail(std::int32_t code, const std::string& sentence) {
+    throw Failure{code, sentence};
+}
 
 Arguments::Arguments(std::string_view function, std::vector<Argument> arguments) : arguments_(std::move(arguments)) {
     for (const Argument& argument : arguments_) {

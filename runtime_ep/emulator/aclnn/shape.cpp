@@ -35,7 +35,9 @@ Shape Shape::strides() const {
     return strides;
 }
 
-bool Shape::operator==(const Shape& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+bool Shape::operator==(const Shape& other) const {
+    return std::equal(begin(), end(), other.begin(), other.end());
+}
 
 std::string Shape::to_string() const {
     std::string joined;

@@ -33,7 +33,9 @@ void require_sizes(const std::int64_t* dims, std::uint64_t rank, std::string_vie
 
 using namespace ascend_emulator;
 
-std::size_t aclDataTypeSize(aclDataType dataType) { return element_size(dataType); }
+std::size_t aclDataTypeSize(aclDataType dataType) {
+    return element_size(dataType);
+}
 
 aclTensor* aclCreateTensor(
     const std::int64_t* viewDims, std::uint64_t viewDimsNum, aclDataType dataType, const std::int64_t* strides,

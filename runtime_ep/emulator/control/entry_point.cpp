@@ -144,7 +144,9 @@ void ascend_emulator_reset_faults() {
     }
 }
 
-std::uint64_t ascend_emulator_calls(const char* function) { return known(function).calls(); }
+std::uint64_t ascend_emulator_calls(const char* function) {
+    return known(function).calls();
+}
 
 const char* ascend_emulator_function(std::uint64_t index) {
     const auto entries = EntryPoint::all();

@@ -14,7 +14,9 @@ using namespace ascend_emulator;
 
 namespace {
 
-[[noreturn]] void invalid(const std::string& sentence) { throw Failure{ACL_ERROR_INVALID_PARAM, sentence}; }
+[[noreturn]] void invalid(const std::string& sentence) {
+    throw Failure{ACL_ERROR_INVALID_PARAM, sentence};
+}
 
 void require_room(std::size_t capacity, std::size_t count) {
     if (count > capacity) {
@@ -45,7 +47,7 @@ Sides sides(const void* dst, const void* src, aclrtMemcpyKind kind) {
     case ACL_MEMCPY_DEFAULT:
         return {memory.contains(dst), memory.contains(src)};
     }
-    invalid(text("kind must be a aclrtMemcpyKind, got ", static_cast<int>(kind)));
+    invalid(text("kind must be one of aclrtMemcpyKind, got ", static_cast<int>(kind)));
 }
 
 void require_side(const void* address, bool on_device, std::string_view name) {
@@ -62,7 +64,9 @@ void require_side(const void* address, bool on_device, std::string_view name) {
 class Copy {
   public:
     Copy(void* dst, const void* src, std::size_t count, aclrtMemcpyKind kind)
-        : dst_(static_cast<std::byte*>(dst)), src_(static_cast<const std::byte*>(src)), count_(count) {
+        : dst_(static_cast<std::byte*>(dst)),
+          src_(static_cast<const std::byte*>(src)),
+          count_(count) {
         const auto [dst_on_device, src_on_device] = sides(dst, src, kind);
         require_side(dst, dst_on_device, "dst");
         require_side(src, src_on_device, "src");
@@ -94,7 +98,9 @@ class Copy {
 class Fill {
   public:
     Fill(void* device, std::int32_t value, std::size_t count)
-        : value_(value), count_(count), lease_(DeviceMemory::instance().lease(device, count, "what is to be filled")) {}
+        : value_(value),
+          count_(count),
+          lease_(DeviceMemory::instance().lease(device, count, "what is to be filled")) {}
 
     void operator()() const {
         if (count_ > 0) {
@@ -171,9 +177,8 @@ aclError aclrtMemset(void* device, std::size_t capacity, std::int32_t value, std
     });
 }
 
-aclError aclrtMemsetAsync(
-    void* device, std::size_t capacity, std::int32_t value, std::size_t count, aclrtStream stream
-) {
+aclError
+aclrtMemsetAsync(void* device, std::size_t capacity, std::int32_t value, std::size_t count, aclrtStream stream) {
     return guarded<"aclrtMemsetAsync">([&] {
         require_device();
         require_room(capacity, count);

@@ -42,7 +42,9 @@ aclError aclFinalize() {
     return guarded_release<"aclFinalize">([] { finalise(); });
 }
 
-const char* aclGetRecentErrMsg() { return take_recent_error(); }
+const char* aclGetRecentErrMsg() {
+    return take_recent_error();
+}
 
 aclError aclrtGetDeviceCount(std::uint32_t* count) {
     return guarded<"aclrtGetDeviceCount">([&] {

@@ -24,7 +24,9 @@ constexpr std::size_t default_capacity = std::size_t{64} << 30;
 constexpr std::size_t filled_up_to = std::size_t{1} << 20;
 constexpr int filling = 0xA5;
 
-std::size_t round_up(std::size_t size, std::size_t unit) { return (size + unit - 1) / unit * unit; }
+std::size_t round_up(std::size_t size, std::size_t unit) {
+    return (size + unit - 1) / unit * unit;
+}
 
 std::byte* map(std::size_t size, int protection, int file) {
     void* address = mmap(nullptr, size, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
@@ -104,7 +106,9 @@ void DeviceMemory::release(void* address) {
     const std::lock_guard lock(mutex_);
     const auto found = allocations_.find(offset);
     if (found == allocations_.end()) {
-        misuse(text("aclrtFree was given ", address, ", which is no live allocation: freed before, or never allocated"));
+        misuse(
+            text("aclrtFree was given ", address, ", which is no live allocation: freed before, or never allocated")
+        );
     }
     if (found->second.leases > 0) {
         misuse(text("aclrtFree was given ", address, ", which work on a stream still uses: synchronise first"));

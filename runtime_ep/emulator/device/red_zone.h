@@ -12,8 +12,12 @@ namespace ascend_emulator {
 #ifdef __SANITIZE_ADDRESS__
 
 inline constexpr std::size_t red_zone = 512;
-inline void mark_usable(const std::byte* data, std::size_t size) { ASAN_UNPOISON_MEMORY_REGION(data, size); }
-inline void mark_unusable(const std::byte* data, std::size_t size) { ASAN_POISON_MEMORY_REGION(data, size); }
+inline void mark_usable(const std::byte* data, std::size_t size) {
+    ASAN_UNPOISON_MEMORY_REGION(data, size);
+}
+inline void mark_unusable(const std::byte* data, std::size_t size) {
+    ASAN_POISON_MEMORY_REGION(data, size);
+}
 
 #else
 

@@ -28,7 +28,9 @@ void Stream::enqueue(std::unique_ptr<Task> task) {
 bool Stream::synchronise(std::optional<std::chrono::milliseconds> patience) {
     std::unique_lock lock(mutex_);
     const std::uint64_t target = enqueued_;
-    const auto reached = [&] { return completed_ >= target; };
+    const auto reached = [&] {
+        return completed_ >= target;
+    };
     if (patience) {
         if (!finished_.wait_for(lock, *patience, reached)) {
             return false;

@@ -23,7 +23,9 @@ void map_to_bits(const float* source, std::int64_t count, std::byte* target, Fun
     }
 }
 
-[[noreturn]] void unsupported(aclDataType type) { misuse(text("no maths in the type ", static_cast<int>(type))); }
+[[noreturn]] void unsupported(aclDataType type) {
+    misuse(text("no maths in the type ", static_cast<int>(type)));
+}
 
 } // namespace
 

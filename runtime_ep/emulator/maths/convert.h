@@ -9,7 +9,9 @@
 
 namespace ascend_emulator {
 
-inline float from_bfloat16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+inline float from_bfloat16(std::uint16_t bits) {
+    return std::bit_cast<float>(std::uint32_t{bits} << 16);
+}
 
 inline std::uint16_t to_bfloat16(float value) {
     const auto bits = std::bit_cast<std::uint32_t>(value);

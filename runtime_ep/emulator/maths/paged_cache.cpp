@@ -9,15 +9,21 @@
 namespace ascend_emulator {
 
 PagedCache::PagedCache(const Operand& cache, Layout layout, std::int64_t block_size, std::int64_t width)
-    : data_(cache.data), type_(cache.type()), layout_(layout), blocks_(cache.shape()[0]), block_size_(block_size),
-      width_(width), block_stride_(cache.description.strides[0]) {}
+    : data_(cache.data),
+      type_(cache.type()),
+      layout_(layout),
+      blocks_(cache.shape()[0]),
+      block_size_(block_size),
+      width_(width),
+      block_stride_(cache.description.strides[0]) {}
 
 void PagedCache::write(std::int64_t slot, const std::byte* row, std::string_view name) const {
     if (slot < 0 || data_ == nullptr) {
         return;
     }
     if (slot >= blocks_ * block_size_) {
-        const auto sentence = text(name, " must be below the ", blocks_ * block_size_, " slots of the cache, got ", slot);
+        const auto sentence =
+            text(name, " must be below the ", blocks_ * block_size_, " slots of the cache, got ", slot);
         throw Failure{ACL_ERROR_RT_AICORE_EXCEPTION, sentence};
     }
     const auto size = std::int64_t(element_size(type_));

@@ -31,7 +31,7 @@ struct Loop {
     void work() {
         for (std::int64_t piece; (piece = next.fetch_add(1)) < pieces();) {
             try {
-                (*body)(piece * grain, std::min(count, (piece + 1) * grain));
+                (*body)(piece* grain, std::min(count, (piece + 1) * grain));
             } catch (...) { // whatever it is, it belongs to the thread that waits
                 const std::lock_guard lock(mutex);
                 failure = std::current_exception();

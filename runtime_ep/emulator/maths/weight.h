@@ -9,7 +9,9 @@
 namespace ascend_emulator {
 
 // The columns of a row of a fractal: 32 bytes.
-inline std::int64_t fractal_width(aclDataType type) { return 32 / std::int64_t(element_size(type)); }
+inline std::int64_t fractal_width(aclDataType type) {
+    return 32 / std::int64_t(element_size(type));
+}
 
 class Weight {
   public:
@@ -21,7 +23,11 @@ class Weight {
     };
 
     Weight(const std::byte* data, aclDataType type, Storage storage, std::int64_t k, std::int64_t n)
-        : data_(data), type_(type), storage_(storage), k_(k), n_(n) {}
+        : data_(data),
+          type_(type),
+          storage_(storage),
+          k_(k),
+          n_(n) {}
 
     std::int64_t k() const { return k_; }
     std::int64_t n() const { return n_; }

@@ -29,7 +29,9 @@ struct Attributes {
     bool fractal_cache() const { return cache_mode == int8_nz || cache_mode == nz; }
 };
 
-bool int8_weights(const Arguments& arguments) { return arguments[wdqkv].type == ACL_INT8; }
+bool int8_weights(const Arguments& arguments) {
+    return arguments[wdqkv].type == ACL_INT8;
+}
 
 // All inputs must be given; which of them may be empty depends on the mode.
 void check_given(const Arguments& arguments, const Attributes& attributes) {
@@ -79,8 +81,9 @@ void require_type_if_filled(const Arguments& arguments, std::size_t index, aclDa
 void check_types(const Arguments& arguments, const Attributes& attributes) {
     arguments.require_type(input, {ACL_FLOAT16, ACL_BF16});
     const aclDataType type = arguments[input].type;
-    for (const std::size_t index : {gamma_0, beta_0, quant_scale_0, gamma_1, beta_1, quant_scale_1, gamma_2, cos, sin,
-                                    wuk, ctkv_scale, q_nope_scale}) {
+    for (const std::size_t index :
+         {gamma_0, beta_0, quant_scale_0, gamma_1, beta_1, quant_scale_1, gamma_2, cos, sin, wuk, ctkv_scale,
+          q_nope_scale}) {
         require_type_if_filled(arguments, index, type);
     }
     for (const std::size_t index : weights) {
@@ -111,7 +114,9 @@ void check_types(const Arguments& arguments, const Attributes& attributes) {
     }
 }
 
-bool is_weight(std::size_t index) { return index == wdqkv || index == wuq || index == wuk; }
+bool is_weight(std::size_t index) {
+    return index == wdqkv || index == wuq || index == wuk;
+}
 
 bool is_cache(std::size_t index) {
     return index == kv_cache || index == kv_cache_rope || index == kv_cache_out || index == kr_cache_out;
@@ -126,8 +131,8 @@ void require_contiguous_blocks(const Arguments& arguments, std::size_t index) {
     block.strides[0] = block.shape.strides()[0];
     const auto got = arguments[index].strides.to_string();
     require(
-        block.contiguous() && (arguments[index].contiguous() || arguments[index].strides[0] >= block.strides[0]), invalid,
-        text(arguments.name(index), " may have gaps between blocks only, got the strides ", got)
+        block.contiguous() && (arguments[index].contiguous() || arguments[index].strides[0] >= block.strides[0]),
+        invalid, text(arguments.name(index), " may have gaps between blocks only, got the strides ", got)
     );
 }
 
@@ -161,8 +166,11 @@ void check_storage(const Arguments& arguments) {
     const std::int64_t width = fractal_width(arguments[wuk].type);
     const Shape fractals{absorb[0], absorb[2] / width, absorb[1], width};
     require(
-        packed ? absorb[2] % width == 0 && arguments[wuk].storage == fractals : arguments[wuk].shape.rank() == 3, invalid,
-        text("wuk must be (N, D, 512), or stored as ", fractals.to_string(), ", got ", arguments[wuk].storage.to_string())
+        packed ? absorb[2] % width == 0 && arguments[wuk].storage == fractals : arguments[wuk].shape.rank() == 3,
+        invalid,
+        text(
+            "wuk must be (N, D, 512), or stored as ", fractals.to_string(), ", got ", arguments[wuk].storage.to_string()
+        )
     );
 }
 
@@ -213,12 +221,8 @@ void check_sizes(const Arguments& arguments) {
     require_multiple("qLoraDim", low_rank, 32, 32, 4096, relaxed.relax_rank);
     require_multiple("headNum", absorb[0], 1, 1, 128, false);
     require_multiple("qNoRopeDim", absorb[1], 16, 16, 256, relaxed.relax_head_dim);
-    require(
-        relaxed.relax_rank || latent == 512, tiling, text("gamma2 must have 512 elements, got ", latent)
-    );
-    require(
-        relaxed.relax_head_dim || rope == 64, tiling, text("the last dimension of cos must be 64, got ", rope)
-    );
+    require(relaxed.relax_rank || latent == 512, tiling, text("gamma2 must have 512 elements, got ", latent));
+    require(relaxed.relax_head_dim || rope == 64, tiling, text("the last dimension of cos must be 64, got ", rope));
 
     const std::int64_t down = latent + rope + low_rank;
     const std::int64_t up = absorb[0] * (absorb[1] + rope);
@@ -258,8 +262,8 @@ void check_cache(
 ) {
     const Shape& got = arguments[index].shape;
     const std::int64_t c0 = fractal_width(arguments[index].type);
-    const Shape expected = attributes.fractal_cache() ? Shape{got[0], width / c0, block_size, c0}
-                                                      : Shape{got[0], block_size, 1, width};
+    const Shape expected =
+        attributes.fractal_cache() ? Shape{got[0], width / c0, block_size, c0} : Shape{got[0], block_size, 1, width};
     arguments.require_shape(index, expected, tiling);
     require(
         settings().relax_hidden || got[0] == block_count, tiling,
@@ -309,47 +313,48 @@ aclnnStatus aclnnMlaPreprocessGetWorkspaceSize(
     const aclTensor* gamma1, const aclTensor* beta1, const aclTensor* quantScale1, const aclTensor* quantOffset1,
     const aclTensor* wuqTensor, const aclTensor* deScale1, const aclTensor* bias1, const aclTensor* gamma2,
     const aclTensor* cosTensor, const aclTensor* sinTensor, const aclTensor* wukTensor, const aclTensor* kvCache,
-    const aclTensor* kvCacheRope, const aclTensor* slotMapping, const aclTensor* ctkvScale,
-    const aclTensor* qNopeScale, std::int64_t wdqDim, std::int64_t qRopeDim, std::int64_t kRopeDim, double,
-    std::int64_t qRotaryCoeff, std::int64_t kRotaryCoeff, bool transposeWdq, bool transposeWuq, bool transposeWuk,
-    std::int64_t cacheMode, std::int64_t quantMode, bool doRmsNorm, std::int64_t wdkvSplitCount,
-    const aclTensor* qOut, const aclTensor* kvCacheOut, const aclTensor* qRopeOut, const aclTensor* krCacheOut,
-    std::uint64_t* workspaceSize, aclOpExecutor** executor
+    const aclTensor* kvCacheRope, const aclTensor* slotMapping, const aclTensor* ctkvScale, const aclTensor* qNopeScale,
+    std::int64_t wdqDim, std::int64_t qRopeDim, std::int64_t kRopeDim, double, std::int64_t qRotaryCoeff,
+    std::int64_t kRotaryCoeff, bool transposeWdq, bool transposeWuq, bool transposeWuk, std::int64_t cacheMode,
+    std::int64_t quantMode, bool doRmsNorm, std::int64_t wdkvSplitCount, const aclTensor* qOut,
+    const aclTensor* kvCacheOut, const aclTensor* qRopeOut, const aclTensor* krCacheOut, std::uint64_t* workspaceSize,
+    aclOpExecutor** executor
 ) {
     return guarded<"aclnnMlaPreprocessGetWorkspaceSize">([&] {
         constexpr auto output = Argument::Role::Output;
-        Arguments arguments(
-            launch_name, {
-                             {"input", inputTensor},
-                             {"gamma0", gamma0},
-                             {"beta0", beta0},
-                             {"quantScale0", quantScale0},
-                             {"quantOffset0", quantOffset0},
-                             {"wdqkv", wdqkvTensor},
-                             {"deScale0", deScale0},
-                             {"bias0", bias0},
-                             {"gamma1", gamma1},
-                             {"beta1", beta1},
-                             {"quantScale1", quantScale1},
-                             {"quantOffset1", quantOffset1},
-                             {"wuq", wuqTensor},
-                             {"deScale1", deScale1},
-                             {"bias1", bias1},
-                             {"gamma2", gamma2},
-                             {"cos", cosTensor},
-                             {"sin", sinTensor},
-                             {"wuk", wukTensor},
-                             {"kvCache", kvCache},
-                             {"kvCacheRope", kvCacheRope},
-                             {"slotMapping", slotMapping},
-                             {"ctkvScale", ctkvScale},
-                             {"qNopeScale", qNopeScale},
-                             {"qOut", qOut, output},
-                             {"kvCacheOut", kvCacheOut, output},
-                             {"qRopeOut", qRopeOut, output},
-                             {"krCacheOut", krCacheOut, output},
-                         }
-        );
+        Arguments arguments{
+            launch_name,
+            {
+                {"input", inputTensor},
+                {"gamma0", gamma0},
+                {"beta0", beta0},
+                {"quantScale0", quantScale0},
+                {"quantOffset0", quantOffset0},
+                {"wdqkv", wdqkvTensor},
+                {"deScale0", deScale0},
+                {"bias0", bias0},
+                {"gamma1", gamma1},
+                {"beta1", beta1},
+                {"quantScale1", quantScale1},
+                {"quantOffset1", quantOffset1},
+                {"wuq", wuqTensor},
+                {"deScale1", deScale1},
+                {"bias1", bias1},
+                {"gamma2", gamma2},
+                {"cos", cosTensor},
+                {"sin", sinTensor},
+                {"wuk", wukTensor},
+                {"kvCache", kvCache},
+                {"kvCacheRope", kvCacheRope},
+                {"slotMapping", slotMapping},
+                {"ctkvScale", ctkvScale},
+                {"qNopeScale", qNopeScale},
+                {"qOut", qOut, output},
+                {"kvCacheOut", kvCacheOut, output},
+                {"qRopeOut", qRopeOut, output},
+                {"krCacheOut", krCacheOut, output},
+            },
+        };
         require_results(workspaceSize, executor);
         require_product("MlaPreprocess", {Product::A2, Product::A3});
         require_one_of("wdqDim", wdqDim, {1536}, invalid);
@@ -371,9 +376,8 @@ aclnnStatus aclnnMlaPreprocessGetWorkspaceSize(
     });
 }
 
-aclnnStatus aclnnMlaPreprocess(
-    void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream
-) {
+aclnnStatus
+aclnnMlaPreprocess(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
     return guarded<"aclnnMlaPreprocess">(
         [&] { launch(launch_name, workspace, workspaceSize, executor, stream); },
         [&] { drop_executor(launch_name, executor); }

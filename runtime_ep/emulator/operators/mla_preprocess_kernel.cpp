@@ -53,9 +53,14 @@ std::vector<float> descales(const Operand& operand) {
 class Preprocess {
   public:
     Preprocess(const std::vector<Operand>& operands, const Configuration& call)
-        : operands_(operands), call_(call), type_(operands[input].type()), tokens_(operands[input].shape()[0]),
-          absorb_(absorbed_dimensions(operands[wuk].description)), rope_(operands[cos].shape()[1]),
-          cos_(floats(operands[cos])), sin_(floats(operands[sin])) {}
+        : operands_(operands),
+          call_(call),
+          type_(operands[input].type()),
+          tokens_(operands[input].shape()[0]),
+          absorb_(absorbed_dimensions(operands[wuk].description)),
+          rope_(operands[cos].shape()[1]),
+          cos_(floats(operands[cos])),
+          sin_(floats(operands[sin])) {}
 
     void run() {
         const std::vector<float> down = down_projection();

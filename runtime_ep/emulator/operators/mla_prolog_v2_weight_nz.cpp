@@ -32,9 +32,11 @@ struct Scenario {
 
 const std::vector<Scenario>& scenarios() {
     static const std::vector<std::size_t> full = {
-        dequant_scale_x, dequant_scale_w_dq, dequant_scale_w_uq_qr, dequant_scale_w_dkv_kr};
+        dequant_scale_x, dequant_scale_w_dq, dequant_scale_w_uq_qr, dequant_scale_w_dkv_kr
+    };
     static const std::vector<std::size_t> full_kv = {
-        dequant_scale_x, dequant_scale_w_dq, dequant_scale_w_uq_qr, dequant_scale_w_dkv_kr, quant_scale_ckv};
+        dequant_scale_x, dequant_scale_w_dq, dequant_scale_w_uq_qr, dequant_scale_w_dkv_kr, quant_scale_ckv
+    };
     static const std::vector<Scenario> all = {
         {{}, {}},
         {{weight_uq_qr}, {dequant_scale_w_uq_qr}},
@@ -138,8 +140,10 @@ void check_storage(const Arguments& arguments) {
     }
 }
 
-void require_size(const Arguments& arguments, std::size_t index, std::size_t axis, std::string_view letter,
-                  std::int64_t expected, bool relaxed) {
+void require_size(
+    const Arguments& arguments, std::size_t index, std::size_t axis, std::string_view letter, std::int64_t expected,
+    bool relaxed
+) {
     const bool is_packed = std::find(std::begin(packed), std::end(packed), index) != std::end(packed);
     const Dimensions of_weight = is_packed ? dimensions(arguments[index]) : Dimensions{};
     const std::int64_t got = is_packed ? (axis == 0 ? of_weight.k : of_weight.n) : arguments[index].shape[axis];
@@ -179,9 +183,7 @@ void check_sizes(const Arguments& arguments) {
     require_size(arguments, weight_uk, 2, "Hckv", width, false);
     require_size(arguments, kv_cache, 3, "Hckv", width, false);
     require_size(arguments, kr_cache, 3, "Dr", lanes, false);
-    require_size(
-        arguments, weight_uq_qr, 1, "N * (D + Dr)", heads * (arguments[weight_uk].shape[1] + lanes), false
-    );
+    require_size(arguments, weight_uq_qr, 1, "N * (D + Dr)", heads * (arguments[weight_uk].shape[1] + lanes), false);
     require_size(arguments, weight_dkv_kr, 1, "Hckv + Dr", width + lanes, false);
     for (const std::size_t index : {kv_cache, kr_cache}) {
         require_size(arguments, index, 2, "Nkv", 1, false);
@@ -198,14 +200,20 @@ void check_agreement(const Arguments& arguments) {
     const Shape& tokens = arguments[token_x].shape;
     for (const std::size_t index : {weight_dq, weight_dkv_kr}) {
         const std::int64_t got = dimensions(arguments[index]).k;
-        require(got == tokens.back(), invalid, text(arguments.name(index), " must have He rows, ", tokens.back(), ", got ", got));
+        require(
+            got == tokens.back(), invalid,
+            text(arguments.name(index), " must have He rows, ", tokens.back(), ", got ", got)
+        );
     }
     const Shape leading = tokens.head(tokens.rank() - 1);
     arguments.require_shape(cache_index, leading);
     arguments.require_shape(rope_sin, arguments[rope_cos].shape);
     require(
         arguments[rope_cos].shape.head(leading.rank()) == leading, invalid,
-        text("ropeCos must have the tokens of tokenX, ", leading.to_string(), ", got ", arguments[rope_cos].shape.to_string())
+        text(
+            "ropeCos must have the tokens of tokenX, ", leading.to_string(), ", got ",
+            arguments[rope_cos].shape.to_string()
+        )
     );
     require(
         arguments[kv_cache].shape.head(2) == arguments[kr_cache].shape.head(2), invalid,
@@ -275,38 +283,39 @@ aclnnStatus aclnnMlaPrologV2WeightNzGetWorkspaceSize(
     aclTensor* krCacheRef, const aclTensor* dequantScaleXOptional, const aclTensor* dequantScaleWDqOptional,
     const aclTensor* dequantScaleWUqQrOptional, const aclTensor* dequantScaleWDkvKrOptional,
     const aclTensor* quantScaleCkvOptional, const aclTensor* quantScaleCkrOptional,
-    const aclTensor* smoothScalesCqOptional, double rmsnormEpsilonCq, double rmsnormEpsilonCkv,
-    char* cacheModeOptional, const aclTensor* queryOut, const aclTensor* queryRopeOut,
-    const aclTensor* dequantScaleQNopeOutOptional, std::uint64_t* workspaceSize, aclOpExecutor** executor
+    const aclTensor* smoothScalesCqOptional, double rmsnormEpsilonCq, double rmsnormEpsilonCkv, char* cacheModeOptional,
+    const aclTensor* queryOut, const aclTensor* queryRopeOut, const aclTensor* dequantScaleQNopeOutOptional,
+    std::uint64_t* workspaceSize, aclOpExecutor** executor
 ) {
     return guarded<"aclnnMlaPrologV2WeightNzGetWorkspaceSize">([&] {
         constexpr auto output = Argument::Role::Output;
-        Arguments arguments(
-            launch_name, {
-                             {"tokenX", tokenX},
-                             {"weightDq", weightDq},
-                             {"weightUqQr", weightUqQr},
-                             {"weightUk", weightUk},
-                             {"weightDkvKr", weightDkvKr},
-                             {"rmsnormGammaCq", rmsnormGammaCq},
-                             {"rmsnormGammaCkv", rmsnormGammaCkv},
-                             {"ropeSin", ropeSin},
-                             {"ropeCos", ropeCos},
-                             {"cacheIndex", cacheIndex},
-                             {"kvCacheRef", kvCacheRef},
-                             {"krCacheRef", krCacheRef},
-                             {"dequantScaleXOptional", dequantScaleXOptional},
-                             {"dequantScaleWDqOptional", dequantScaleWDqOptional},
-                             {"dequantScaleWUqQrOptional", dequantScaleWUqQrOptional},
-                             {"dequantScaleWDkvKrOptional", dequantScaleWDkvKrOptional},
-                             {"quantScaleCkvOptional", quantScaleCkvOptional},
-                             {"quantScaleCkrOptional", quantScaleCkrOptional},
-                             {"smoothScalesCqOptional", smoothScalesCqOptional},
-                             {"queryOut", queryOut, output},
-                             {"queryRopeOut", queryRopeOut, output},
-                             {"dequantScaleQNopeOutOptional", dequantScaleQNopeOutOptional, output},
-                         }
-        );
+        Arguments arguments{
+            launch_name,
+            {
+                {"tokenX", tokenX},
+                {"weightDq", weightDq},
+                {"weightUqQr", weightUqQr},
+                {"weightUk", weightUk},
+                {"weightDkvKr", weightDkvKr},
+                {"rmsnormGammaCq", rmsnormGammaCq},
+                {"rmsnormGammaCkv", rmsnormGammaCkv},
+                {"ropeSin", ropeSin},
+                {"ropeCos", ropeCos},
+                {"cacheIndex", cacheIndex},
+                {"kvCacheRef", kvCacheRef},
+                {"krCacheRef", krCacheRef},
+                {"dequantScaleXOptional", dequantScaleXOptional},
+                {"dequantScaleWDqOptional", dequantScaleWDqOptional},
+                {"dequantScaleWUqQrOptional", dequantScaleWUqQrOptional},
+                {"dequantScaleWDkvKrOptional", dequantScaleWDkvKrOptional},
+                {"quantScaleCkvOptional", quantScaleCkvOptional},
+                {"quantScaleCkrOptional", quantScaleCkrOptional},
+                {"smoothScalesCqOptional", smoothScalesCqOptional},
+                {"queryOut", queryOut, output},
+                {"queryRopeOut", queryRopeOut, output},
+                {"dequantScaleQNopeOutOptional", dequantScaleQNopeOutOptional, output},
+            },
+        };
         require_results(workspaceSize, executor);
         require(cacheModeOptional != nullptr, ACLNN_ERR_PARAM_NULLPTR, "cacheModeOptional must be given, got null");
         const std::string_view cache_mode = cacheModeOptional;
@@ -320,9 +329,8 @@ aclnnStatus aclnnMlaPrologV2WeightNzGetWorkspaceSize(
     });
 }
 
-aclnnStatus aclnnMlaPrologV2WeightNz(
-    void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream
-) {
+aclnnStatus
+aclnnMlaPrologV2WeightNz(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
     return guarded<"aclnnMlaPrologV2WeightNz">(
         [&] { launch(launch_name, workspace, workspaceSize, executor, stream); },
         [&] { drop_executor(launch_name, executor); }

@@ -28,11 +28,18 @@ void multiply_by(float* row, const float* factors, std::int64_t width) {
 class Prolog {
   public:
     Prolog(const std::vector<Operand>& operands, const Configuration& call)
-        : operands_(operands), call_(call), hidden_(operands[token_x].shape().back()),
-          tokens_(operands[token_x].shape().elements() / hidden_), heads_(operands[weight_uk].shape()[0]),
-          nope_(operands[weight_uk].shape()[1]), latent_(operands[weight_uk].shape()[2]),
-          rope_(operands[rope_cos].shape().back()), rank_(operands[rmsnorm_gamma_cq].shape()[0]),
-          x_(floats(operands[token_x])), cos_(floats(operands[rope_cos])), sin_(floats(operands[rope_sin])) {}
+        : operands_(operands),
+          call_(call),
+          hidden_(operands[token_x].shape().back()),
+          tokens_(operands[token_x].shape().elements() / hidden_),
+          heads_(operands[weight_uk].shape()[0]),
+          nope_(operands[weight_uk].shape()[1]),
+          latent_(operands[weight_uk].shape()[2]),
+          rope_(operands[rope_cos].shape().back()),
+          rank_(operands[rmsnorm_gamma_cq].shape()[0]),
+          x_(floats(operands[token_x])),
+          cos_(floats(operands[rope_cos])),
+          sin_(floats(operands[rope_sin])) {}
 
     void run() {
         const std::vector<float> up = up_projection(low_rank_query());
@@ -202,9 +209,8 @@ class Prolog {
         return scales;
     }
 
-    static void write_row(
-        const PagedCache& cache, std::int64_t slot, const float* row, std::int64_t width, const float* scales
-    ) {
+    static void
+    write_row(const PagedCache& cache, std::int64_t slot, const float* row, std::int64_t width, const float* scales) {
         std::vector<std::byte> bytes(std::size_t(width) * element_size(cache.type()));
         if (cache.type() == ACL_INT8) {
             auto* integers = reinterpret_cast<std::int8_t*>(bytes.data());

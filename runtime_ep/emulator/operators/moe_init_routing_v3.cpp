@@ -18,7 +18,9 @@ constexpr std::int32_t tiling = ACLNN_ERR_INNER_TILING_ERROR;
 constexpr std::int64_t most_experts = 10240;
 constexpr std::int64_t most_experts_by_key = 5120;
 
-bool on_950() { return settings().product == Product::Ascend950; }
+bool on_950() {
+    return settings().product == Product::Ascend950;
+}
 
 void check_types(const Arguments& arguments, std::int64_t quant_mode) {
     arguments.require_type(expert_idx, {ACL_INT32});
@@ -185,18 +187,19 @@ aclnnStatus aclnnMoeInitRoutingV3GetWorkspaceSize(
 ) {
     return guarded<"aclnnMoeInitRoutingV3GetWorkspaceSize">([&] {
         constexpr auto output = Argument::Role::Output;
-        Arguments arguments(
-            launch_name, {
-                             {"x", xInput},
-                             {"expertIdx", expertIdx},
-                             {"scaleOptional", scaleOptional},
-                             {"offsetOptional", offsetOptional},
-                             {"expandedXOut", expandedXOut, output},
-                             {"expandedRowIdxOut", expandedRowIdxOut, output},
-                             {"expertTokensCountOrCumsumOut", expertTokensCountOrCumsumOut, output},
-                             {"expandedScaleOut", expandedScaleOut, output},
-                         }
-        );
+        Arguments arguments{
+            launch_name,
+            {
+                {"x", xInput},
+                {"expertIdx", expertIdx},
+                {"scaleOptional", scaleOptional},
+                {"offsetOptional", offsetOptional},
+                {"expandedXOut", expandedXOut, output},
+                {"expandedRowIdxOut", expandedRowIdxOut, output},
+                {"expertTokensCountOrCumsumOut", expertTokensCountOrCumsumOut, output},
+                {"expandedScaleOut", expandedScaleOut, output},
+            },
+        };
         require_results(workspaceSize, executor);
         arguments.require_given({x, expert_idx, expanded_x, expanded_row_idx});
         arguments.require_given({expert_tokens_count_or_cumsum, expanded_scale});
@@ -206,9 +209,7 @@ aclnnStatus aclnnMoeInitRoutingV3GetWorkspaceSize(
             "activeExpertRangeOptional must be given, got a null pointer"
         );
         const auto& range = int_arrays().get(activeExpertRangeOptional, launch_name).values;
-        require(
-            range.size() == 2, tiling, text("activeExpertRangeOptional must have 2 elements, got ", range.size())
-        );
+        require(range.size() == 2, tiling, text("activeExpertRangeOptional must have 2 elements, got ", range.size()));
         const Configuration call{
             .active_num = activeNum,
             .expert_capacity = expertCapacity,
@@ -230,9 +231,8 @@ aclnnStatus aclnnMoeInitRoutingV3GetWorkspaceSize(
     });
 }
 
-aclnnStatus aclnnMoeInitRoutingV3(
-    void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream
-) {
+aclnnStatus
+aclnnMoeInitRoutingV3(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
     return guarded<"aclnnMoeInitRoutingV3">(
         [&] { launch(launch_name, workspace, workspaceSize, executor, stream); },
         [&] { drop_executor(launch_name, executor); }

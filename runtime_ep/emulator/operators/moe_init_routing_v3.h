@@ -35,7 +35,9 @@ struct Configuration {
 };
 
 // Columns of E8M0 scales: one per block of 32, rounded up to even.
-inline std::int64_t scale_columns(std::int64_t width) { return (width + 63) / 64 * 2; }
+inline std::int64_t scale_columns(std::int64_t width) {
+    return (width + 63) / 64 * 2;
+}
 
 void run(const std::vector<Operand>& operands, const Configuration& configuration);
 

@@ -22,7 +22,9 @@ struct Routing {
 Routing route(const Operand& ids, const Configuration& call) {
     const auto* expert = ids.as<const std::int32_t>();
     const std::int64_t assignments = ids.shape().elements();
-    const auto active = [&](std::int64_t i) { return call.first_expert <= expert[i] && expert[i] < call.last_expert; };
+    const auto active = [&](std::int64_t i) {
+        return call.first_expert <= expert[i] && expert[i] < call.last_expert;
+    };
     Routing routing;
     routing.begins.assign(std::size_t(call.last_expert - call.first_expert + 1), 0);
     for (std::int64_t i = 0; i < assignments; ++i) {
@@ -52,7 +54,8 @@ struct Rows {
 Rows rows_of(const Routing& routing, const Configuration& call, std::int64_t count) {
     Rows rows{
         std::vector<std::int64_t>(static_cast<std::size_t>(count), -1),
-        std::vector<std::int64_t>(static_cast<std::size_t>(count), 0)};
+        std::vector<std::int64_t>(static_cast<std::size_t>(count), 0)
+    };
     for (std::size_t e = 0; e + 1 < routing.begins.size(); ++e) {
         for (std::int64_t i = routing.begins[e]; i < routing.begins[e + 1]; ++i) {
             const std::int64_t slot = i - routing.begins[e];
@@ -127,7 +130,10 @@ void write_mxfp8(const float* row, std::int64_t width, const Float8& type, std::
 class Expander {
   public:
     Expander(const std::vector<Operand>& operands, const Configuration& call)
-        : operands_(operands), call_(call), width_(operands[x].shape()[1]), experts_(operands[expert_idx].shape()[1]) {}
+        : operands_(operands),
+          call_(call),
+          width_(operands[x].shape()[1]),
+          experts_(operands[expert_idx].shape()[1]) {}
 
     void expand(std::int64_t row, std::int64_t assignment, std::int64_t expert, float* buffer) const {
         const Operand& tokens = operands_[x];

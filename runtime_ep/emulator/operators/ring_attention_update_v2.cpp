@@ -19,8 +19,8 @@ constexpr std::int64_t largest_head = 768;
 constexpr std::int64_t head_unit = 64;
 
 constexpr std::size_t attentions[] = {prev_attn_out, cur_attn_out, attn_out};
-constexpr std::size_t statistics[] = {
-    prev_softmax_max, prev_softmax_sum, cur_softmax_max, cur_softmax_sum, softmax_max, softmax_sum};
+constexpr std::size_t statistics[] = {prev_softmax_max, prev_softmax_sum, cur_softmax_max,
+                                      cur_softmax_sum,  softmax_max,      softmax_sum};
 
 void check_types(const Arguments& arguments) {
     for (const std::size_t index : attentions) {
@@ -109,20 +109,21 @@ aclnnStatus aclnnRingAttentionUpdateV2GetWorkspaceSize(
 ) {
     return guarded<"aclnnRingAttentionUpdateV2GetWorkspaceSize">([&] {
         constexpr auto output = Argument::Role::Output;
-        Arguments arguments(
-            launch_name, {
-                             {"prevAttnOut", prevAttnOut},
-                             {"prevSoftmaxMax", prevSoftmaxMax},
-                             {"prevSoftmaxSum", prevSoftmaxSum},
-                             {"curAttnOut", curAttnOut},
-                             {"curSoftmaxMax", curSoftmaxMax},
-                             {"curSoftmaxSum", curSoftmaxSum},
-                             {"actualSeqQlenOptional", actualSeqQlenOptional},
-                             {"attnOutOut", attnOutOut, output},
-                             {"softmaxMaxOut", softmaxMaxOut, output},
-                             {"softmaxSumOut", softmaxSumOut, output},
-                         }
-        );
+        Arguments arguments{
+            launch_name,
+            {
+                {"prevAttnOut", prevAttnOut},
+                {"prevSoftmaxMax", prevSoftmaxMax},
+                {"prevSoftmaxSum", prevSoftmaxSum},
+                {"curAttnOut", curAttnOut},
+                {"curSoftmaxMax", curSoftmaxMax},
+                {"curSoftmaxSum", curSoftmaxSum},
+                {"actualSeqQlenOptional", actualSeqQlenOptional},
+                {"attnOutOut", attnOutOut, output},
+                {"softmaxMaxOut", softmaxMaxOut, output},
+                {"softmaxSumOut", softmaxSumOut, output},
+            },
+        };
         require_results(workspaceSize, executor);
         const std::string_view layout = inputLayoutOptional == nullptr ? "SBH" : inputLayoutOptional;
         const std::string_view softmax_layout = inputSoftmaxLayoutOptional == nullptr ? "" : inputSoftmaxLayoutOptional;
@@ -136,9 +137,8 @@ aclnnStatus aclnnRingAttentionUpdateV2GetWorkspaceSize(
     });
 }
 
-aclnnStatus aclnnRingAttentionUpdateV2(
-    void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream
-) {
+aclnnStatus
+aclnnRingAttentionUpdateV2(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
     return guarded<"aclnnRingAttentionUpdateV2">(
         [&] { launch(launch_name, workspace, workspaceSize, executor, stream); },
         [&] { drop_executor(launch_name, executor); }

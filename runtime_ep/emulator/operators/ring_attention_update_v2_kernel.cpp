@@ -36,13 +36,13 @@ std::vector<std::int64_t> rows_as_declared(std::int64_t count) {
 }
 
 // One batch after the other is stored as [N, S_b]; `bounds` are prefix sums from 0 to T.
-std::vector<std::int64_t> rows_by_ragged_batch(
-    const std::int64_t* bounds, std::int64_t count, std::int64_t tokens, std::int64_t heads
-) {
+std::vector<std::int64_t>
+rows_by_ragged_batch(const std::int64_t* bounds, std::int64_t count, std::int64_t tokens, std::int64_t heads) {
     if (count < 1 || bounds[0] != 0 || bounds[count - 1] != tokens || !std::is_sorted(bounds, bounds + count)) {
         throw Failure{
             ACL_ERROR_RT_AICORE_EXCEPTION,
-            text("actualSeqQlenOptional must be prefix sums from 0 to T = ", tokens, ", in ascending order")};
+            text("actualSeqQlenOptional must be prefix sums from 0 to T = ", tokens, ", in ascending order")
+        };
     }
     std::vector<std::int64_t> rows;
     rows.reserve(std::size_t(tokens * heads));
@@ -67,9 +67,7 @@ std::vector<std::int64_t> statistic_rows(const std::vector<Operand>& operands, L
         return rows_as_declared(attention[0] * heads);
     }
     const ContiguousInput bounds(operands[actual_seq_qlen]);
-    return rows_by_ragged_batch(
-        bounds.as<std::int64_t>(), operands[actual_seq_qlen].shape()[0], attention[0], heads
-    );
+    return rows_by_ragged_batch(bounds.as<std::int64_t>(), operands[actual_seq_qlen].shape()[0], attention[0], heads);
 }
 
 } // namespace

@@ -112,7 +112,9 @@ void check_page(const Arguments& arguments, const Attributes& attributes) {
     );
     require(
         size % attributes.sparse_block_size == 0, tiling,
-        text("the block size of key must be divisible by sparseBlockSize ", attributes.sparse_block_size, ", got ", size)
+        text(
+            "the block size of key must be divisible by sparseBlockSize ", attributes.sparse_block_size, ", got ", size
+        )
     );
 }
 
@@ -125,7 +127,9 @@ void require_width(const Arguments& arguments, std::size_t index, std::int64_t w
 }
 
 // The dimensions but for the last one.
-Shape outer(const Shape& shape) { return shape.head(shape.rank() - 1); }
+Shape outer(const Shape& shape) {
+    return shape.head(shape.rank() - 1);
+}
 
 void require_like(const Arguments& arguments, std::size_t index, std::size_t model) {
     require(
@@ -188,8 +192,8 @@ void check_shapes(const Arguments& arguments, const Attributes& attributes) {
     attention[query_rank - 1] = arguments[value].shape.back();
     arguments.require_shape(attention_out, attention, tiling);
     if (attributes.statistics) {
-        const Shape statistics = attributes.query_tnd() ? Shape{1, queries[0], queries[1]}
-                                                        : Shape{queries[0], 1, queries[1], queries[2]};
+        const Shape statistics =
+            attributes.query_tnd() ? Shape{1, queries[0], queries[1]} : Shape{queries[0], 1, queries[1], queries[2]};
         arguments.require_shape(softmax_max, statistics, tiling);
         arguments.require_shape(softmax_sum, statistics, tiling);
     }
@@ -209,7 +213,9 @@ void check_batches(const Arguments& arguments, const Attributes& attributes) {
     }
     if (attributes.paged()) {
         const std::int64_t got = arguments[block_table].shape[0];
-        require(got == batches, tiling, text("blockTable must have a row for each of ", batches, " batches, got ", got));
+        require(
+            got == batches, tiling, text("blockTable must have a row for each of ", batches, " batches, got ", got)
+        );
     }
 }
 
@@ -221,32 +227,32 @@ std::string_view required_text(const char* given, std::string_view name) {
 } // namespace
 
 aclnnStatus aclnnSparseFlashAttentionGetWorkspaceSize(
-    const aclTensor* queryInput, const aclTensor* keyInput, const aclTensor* valueInput,
-    const aclTensor* sparseIndices, const aclTensor* blockTable, const aclTensor* actualSeqLengthsQuery,
-    const aclTensor* actualSeqLengthsKv, const aclTensor* queryRope, const aclTensor* keyRope, double scaleValue,
-    std::int64_t sparseBlockSize, char* layoutQuery, char* layoutKv, std::int64_t sparseMode, std::int64_t preTokens,
-    std::int64_t nextTokens, std::int64_t attentionMode, bool returnSoftmaxLse, const aclTensor* attentionOutOut,
-    const aclTensor* softmaxMaxOut, const aclTensor* softmaxSumOut, std::uint64_t* workspaceSize,
-    aclOpExecutor** executor
+    const aclTensor* queryInput, const aclTensor* keyInput, const aclTensor* valueInput, const aclTensor* sparseIndices,
+    const aclTensor* blockTable, const aclTensor* actualSeqLengthsQuery, const aclTensor* actualSeqLengthsKv,
+    const aclTensor* queryRope, const aclTensor* keyRope, double scaleValue, std::int64_t sparseBlockSize,
+    char* layoutQuery, char* layoutKv, std::int64_t sparseMode, std::int64_t preTokens, std::int64_t nextTokens,
+    std::int64_t attentionMode, bool returnSoftmaxLse, const aclTensor* attentionOutOut, const aclTensor* softmaxMaxOut,
+    const aclTensor* softmaxSumOut, std::uint64_t* workspaceSize, aclOpExecutor** executor
 ) {
     return guarded<"aclnnSparseFlashAttentionGetWorkspaceSize">([&] {
         constexpr auto output = Argument::Role::Output;
-        Arguments arguments(
-            launch_name, {
-                             {"query", queryInput},
-                             {"key", keyInput},
-                             {"value", valueInput},
-                             {"sparseIndices", sparseIndices},
-                             {"blockTable", blockTable},
-                             {"actualSeqLengthsQuery", actualSeqLengthsQuery},
-                             {"actualSeqLengthsKv", actualSeqLengthsKv},
-                             {"queryRope", queryRope},
-                             {"keyRope", keyRope},
-                             {"attentionOut", attentionOutOut, output},
-                             {"softmaxMaxOut", softmaxMaxOut, output},
-                             {"softmaxSumOut", softmaxSumOut, output},
-                         }
-        );
+        Arguments arguments{
+            launch_name,
+            {
+                {"query", queryInput},
+                {"key", keyInput},
+                {"value", valueInput},
+                {"sparseIndices", sparseIndices},
+                {"blockTable", blockTable},
+                {"actualSeqLengthsQuery", actualSeqLengthsQuery},
+                {"actualSeqLengthsKv", actualSeqLengthsKv},
+                {"queryRope", queryRope},
+                {"keyRope", keyRope},
+                {"attentionOut", attentionOutOut, output},
+                {"softmaxMaxOut", softmaxMaxOut, output},
+                {"softmaxSumOut", softmaxSumOut, output},
+            },
+        };
         require_results(workspaceSize, executor);
         const Attributes attributes{
             .sparse_block_size = sparseBlockSize,
@@ -283,9 +289,8 @@ aclnnStatus aclnnSparseFlashAttentionGetWorkspaceSize(
     });
 }
 
-aclnnStatus aclnnSparseFlashAttention(
-    void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream
-) {
+aclnnStatus
+aclnnSparseFlashAttention(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
     return guarded<"aclnnSparseFlashAttention">(
         [&] { launch(launch_name, workspace, workspaceSize, executor, stream); },
         [&] { drop_executor(launch_name, executor); }

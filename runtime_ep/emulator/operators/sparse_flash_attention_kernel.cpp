@@ -29,8 +29,11 @@ class Lengths {
   public:
     // `given` has one length per batch, or one for all; with `prefix_sums` their running sums. Absent: `size` each.
     Lengths(const Operand& given, std::int64_t size, bool prefix_sums, std::int64_t total)
-        : lengths_(given.as<const std::int32_t>()), count_(lengths_ == nullptr ? 0 : given.shape()[0]), size_(size),
-          prefix_sums_(prefix_sums), total_(total) {}
+        : lengths_(given.as<const std::int32_t>()),
+          count_(lengths_ == nullptr ? 0 : given.shape()[0]),
+          size_(size),
+          prefix_sums_(prefix_sums),
+          total_(total) {}
 
     std::int64_t length(std::int64_t batch) const {
         const std::int64_t length = prefix_sums_ ? bound(batch) - bound(batch - 1) : given(batch);
@@ -82,10 +85,15 @@ std::vector<Token> tokens_of(const std::vector<Operand>& operands, const Configu
 class Attention {
   public:
     Attention(const std::vector<Operand>& operands, const Configuration& call)
-        : operands_(operands), call_(call), heads_(operands[query].shape().back(2)),
-          width_(operands[query].shape().back()), rope_(operands[query_rope].shape().back()),
-          value_width_(operands[value].shape().back()), type_(operands[query].type()),
-          queries_(std::size_t(heads_ * (width_ + rope_))), out_(std::size_t(heads_ * value_width_)) {}
+        : operands_(operands),
+          call_(call),
+          heads_(operands[query].shape().back(2)),
+          width_(operands[query].shape().back()),
+          rope_(operands[query_rope].shape().back()),
+          value_width_(operands[value].shape().back()),
+          type_(operands[query].type()),
+          queries_(std::size_t(heads_ * (width_ + rope_))),
+          out_(std::size_t(heads_ * value_width_)) {}
 
     void attend(const Token& token) {
         select(token);

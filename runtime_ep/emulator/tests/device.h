@@ -74,7 +74,9 @@ inline std::int64_t elements(const Dims& dims) {
 class Tensor {
   public:
     Tensor(const Dims& dims, aclDataType type, const Dims& storage = {})
-        : count_(elements(dims)), size_(aclDataTypeSize(type)), memory_(std::size_t(count_) * size_) {
+        : count_(elements(dims)),
+          size_(aclDataTypeSize(type)),
+          memory_(std::size_t(count_) * size_) {
         const Dims& held = storage.empty() ? dims : storage;
         handle_ = aclCreateTensor(
             dims.data(), dims.size(), type, nullptr, 0, storage.empty() ? ACL_FORMAT_ND : ACL_FORMAT_FRACTAL_NZ,

@@ -78,7 +78,9 @@ void check_exact_products() {
     constexpr std::int64_t k = 2048 + 32;
     constexpr std::int64_t n = 96;
     std::mt19937 random(7);
-    const auto extreme = [&] { return std::int8_t(random() % 4 == 0 ? random() : random() % 8 == 0 ? -128 : 127); };
+    const auto extreme = [&] {
+        return std::int8_t(random() % 4 == 0 ? random() : random() % 8 == 0 ? -128 : 127);
+    };
     std::vector<std::int8_t> weight(k * n);
     std::vector<float> x(rows * k);
     for (auto& value : weight) {
@@ -100,8 +102,9 @@ void check_exact_products() {
         }
         return std::int64_t{-1};
     };
-    for (const auto storage : {Weight::Storage::FractalsOfKN, Weight::Storage::FractalsOfNK, Weight::Storage::RowsOfKN,
-                               Weight::Storage::RowsOfNK}) {
+    for (const auto storage :
+         {Weight::Storage::FractalsOfKN, Weight::Storage::FractalsOfNK, Weight::Storage::RowsOfKN,
+          Weight::Storage::RowsOfNK}) {
         std::vector<std::int32_t> product(rows * n);
         const auto* bytes = reinterpret_cast<const std::byte*>(weight.data());
         project_exactly(x.data(), rows, Weight(bytes, ACL_INT8, storage, k, n), product.data());
@@ -109,7 +112,8 @@ void check_exact_products() {
             for (std::int64_t column = 0; column < n; ++column) {
                 std::int64_t sum = 0;
                 for (std::int64_t i = 0; i < k; ++i) {
-                    sum += std::int64_t(x[std::size_t(row * k + i)]) * weight[std::size_t(index_of(storage, i, column))];
+                    sum +=
+                        std::int64_t(x[std::size_t(row * k + i)]) * weight[std::size_t(index_of(storage, i, column))];
                 }
                 CHECK(product[std::size_t(row * n + column)] == sum);
             }

@@ -20,7 +20,6 @@ Results results(const Outputs&... outputs) {
     return {outputs.template read<std::uint8_t>()...};
 }
 
-
 Results moe_init_routing(const Stream& stream, std::mt19937& random) {
     const Tensor x({9, 100}, ACL_BF16);
     const Tensor experts({9, 3}, ACL_INT32);
@@ -71,8 +70,8 @@ Results sparse_flash_attention(const Stream& stream, std::mt19937& random) {
     run(stream, aclnnSparseFlashAttention, [&](std::uint64_t* size, aclOpExecutor** executor) {
         return aclnnSparseFlashAttentionGetWorkspaceSize(
             query.handle(), key.handle(), key.handle(), indices.handle(), table.handle(), query_lengths.handle(),
-            kv_lengths.handle(), query_rope.handle(), key_rope.handle(), 0.04, 2, query_layout, kv_layout, 3,
-            unlimited, unlimited, 2, false, out.handle(), holder.handle(), holder.handle(), size, executor
+            kv_lengths.handle(), query_rope.handle(), key_rope.handle(), 0.04, 2, query_layout, kv_layout, 3, unlimited,
+            unlimited, 2, false, out.handle(), holder.handle(), holder.handle(), size, executor
         );
     });
     const auto halves = out.read<std::uint16_t>();
@@ -143,8 +142,9 @@ Results mla_preprocess(const Stream& stream, std::mt19937& random) {
     const Tensor head_scales({2}, ACL_BF16);
     const Tensor q_out({3, 2, 512}, ACL_INT8);
     const Tensor q_rope_out({3, 2, 64}, ACL_BF16);
-    for (const Tensor* tensor : {&x, &gamma_0, &gamma_1, &gamma_2, &one, &offset, &wdqkv, &wuq, &descale_0, &descale_1,
-                                 &cos, &sin, &wuk, &kv_cache, &kr_cache, &head_scales}) {
+    for (const Tensor* tensor :
+         {&x, &gamma_0, &gamma_1, &gamma_2, &one, &offset, &wdqkv, &wuq, &descale_0, &descale_1, &cos, &sin, &wuk,
+          &kv_cache, &kr_cache, &head_scales}) {
         tensor->fill_randomly(random);
     }
     bias_0.fill(std::vector<std::int32_t>(2112, -3));

@@ -40,7 +40,8 @@ void check_events_order_streams() {
             aclrtMemcpyAsync(
                 target.data(), target.size(), memory.address(), target.size(), ACL_MEMCPY_DEVICE_TO_HOST,
                 second.handle()
-            ) == ACL_SUCCESS
+            )
+            == ACL_SUCCESS
         );
         second.synchronise();
         CHECK(target.front() == round && target.back() == round);
@@ -131,9 +132,8 @@ void check_threads() {
             for (int round = 0; round < 10; ++round) {
                 const Stream stream;
                 const Merge merge;
-                run(stream, aclnnRingAttentionUpdateV2, [&](std::uint64_t* size, aclOpExecutor** executor) {
-                    return merge.first_phase(size, executor);
-                });
+                run(stream, aclnnRingAttentionUpdateV2,
+                    [&](std::uint64_t* size, aclOpExecutor** executor) { return merge.first_phase(size, executor); });
                 CHECK(merge.out.read<float>() == std::vector<float>(64, 2.0f));
                 CHECK(merge.out_sum.read<float>() == std::vector<float>(8, 2.0f));
             }

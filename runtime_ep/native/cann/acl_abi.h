@@ -171,9 +171,8 @@ aclError aclrtFree(void* device);
 aclError aclrtMallocHost(void** host, std::size_t size);
 aclError aclrtFreeHost(void* host);
 aclError aclrtMemset(void* device, std::size_t capacity, std::int32_t value, std::size_t count);
-aclError aclrtMemsetAsync(
-    void* device, std::size_t capacity, std::int32_t value, std::size_t count, aclrtStream stream
-);
+aclError
+aclrtMemsetAsync(void* device, std::size_t capacity, std::int32_t value, std::size_t count, aclrtStream stream);
 aclError aclrtMemcpy(void* dst, std::size_t capacity, const void* src, std::size_t count, aclrtMemcpyKind kind);
 aclError aclrtMemcpyAsync(
     void* dst, std::size_t capacity, const void* src, std::size_t count, aclrtMemcpyKind kind, aclrtStream stream
@@ -209,13 +208,12 @@ aclnnStatus aclnnMlaPrologV2WeightNzGetWorkspaceSize(
     aclTensor* krCacheRef, const aclTensor* dequantScaleXOptional, const aclTensor* dequantScaleWDqOptional,
     const aclTensor* dequantScaleWUqQrOptional, const aclTensor* dequantScaleWDkvKrOptional,
     const aclTensor* quantScaleCkvOptional, const aclTensor* quantScaleCkrOptional,
-    const aclTensor* smoothScalesCqOptional, double rmsnormEpsilonCq, double rmsnormEpsilonCkv,
-    char* cacheModeOptional, const aclTensor* queryOut, const aclTensor* queryRopeOut,
-    const aclTensor* dequantScaleQNopeOutOptional, std::uint64_t* workspaceSize, aclOpExecutor** executor
+    const aclTensor* smoothScalesCqOptional, double rmsnormEpsilonCq, double rmsnormEpsilonCkv, char* cacheModeOptional,
+    const aclTensor* queryOut, const aclTensor* queryRopeOut, const aclTensor* dequantScaleQNopeOutOptional,
+    std::uint64_t* workspaceSize, aclOpExecutor** executor
 );
-aclnnStatus aclnnMlaPrologV2WeightNz(
-    void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream
-);
+aclnnStatus
+aclnnMlaPrologV2WeightNz(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream);
 
 aclnnStatus aclnnMlaPreprocessGetWorkspaceSize(
     const aclTensor* input, const aclTensor* gamma0, const aclTensor* beta0, const aclTensor* quantScale0,
@@ -223,29 +221,26 @@ aclnnStatus aclnnMlaPreprocessGetWorkspaceSize(
     const aclTensor* gamma1, const aclTensor* beta1, const aclTensor* quantScale1, const aclTensor* quantOffset1,
     const aclTensor* wuq, const aclTensor* deScale1, const aclTensor* bias1, const aclTensor* gamma2,
     const aclTensor* cos, const aclTensor* sin, const aclTensor* wuk, const aclTensor* kvCache,
-    const aclTensor* kvCacheRope, const aclTensor* slotMapping, const aclTensor* ctkvScale,
-    const aclTensor* qNopeScale, std::int64_t wdqDim, std::int64_t qRopeDim, std::int64_t kRopeDim, double epsilon,
-    std::int64_t qRotaryCoeff, std::int64_t kRotaryCoeff, bool transposeWdq, bool transposeWuq, bool transposeWuk,
-    std::int64_t cacheMode, std::int64_t quantMode, bool doRmsNorm, std::int64_t wdkvSplitCount,
-    const aclTensor* qOut, const aclTensor* kvCacheOut, const aclTensor* qRopeOut, const aclTensor* krCacheOut,
-    std::uint64_t* workspaceSize, aclOpExecutor** executor
+    const aclTensor* kvCacheRope, const aclTensor* slotMapping, const aclTensor* ctkvScale, const aclTensor* qNopeScale,
+    std::int64_t wdqDim, std::int64_t qRopeDim, std::int64_t kRopeDim, double epsilon, std::int64_t qRotaryCoeff,
+    std::int64_t kRotaryCoeff, bool transposeWdq, bool transposeWuq, bool transposeWuk, std::int64_t cacheMode,
+    std::int64_t quantMode, bool doRmsNorm, std::int64_t wdkvSplitCount, const aclTensor* qOut,
+    const aclTensor* kvCacheOut, const aclTensor* qRopeOut, const aclTensor* krCacheOut, std::uint64_t* workspaceSize,
+    aclOpExecutor** executor
 );
-aclnnStatus aclnnMlaPreprocess(
-    void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream
-);
+aclnnStatus
+aclnnMlaPreprocess(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream);
 
 aclnnStatus aclnnSparseFlashAttentionGetWorkspaceSize(
     const aclTensor* query, const aclTensor* key, const aclTensor* value, const aclTensor* sparseIndices,
     const aclTensor* blockTable, const aclTensor* actualSeqLengthsQuery, const aclTensor* actualSeqLengthsKv,
     const aclTensor* queryRope, const aclTensor* keyRope, double scaleValue, std::int64_t sparseBlockSize,
     char* layoutQuery, char* layoutKv, std::int64_t sparseMode, std::int64_t preTokens, std::int64_t nextTokens,
-    std::int64_t attentionMode, bool returnSoftmaxLse, const aclTensor* attentionOutOut,
-    const aclTensor* softmaxMaxOut, const aclTensor* softmaxSumOut, std::uint64_t* workspaceSize,
-    aclOpExecutor** executor
+    std::int64_t attentionMode, bool returnSoftmaxLse, const aclTensor* attentionOutOut, const aclTensor* softmaxMaxOut,
+    const aclTensor* softmaxSumOut, std::uint64_t* workspaceSize, aclOpExecutor** executor
 );
-aclnnStatus aclnnSparseFlashAttention(
-    void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream
-);
+aclnnStatus
+aclnnSparseFlashAttention(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream);
 
 aclnnStatus aclnnMoeInitRoutingV3GetWorkspaceSize(
     const aclTensor* x, const aclTensor* expertIdx, const aclTensor* scaleOptional, const aclTensor* offsetOptional,
@@ -255,9 +250,8 @@ aclnnStatus aclnnMoeInitRoutingV3GetWorkspaceSize(
     const aclTensor* expandedRowIdxOut, const aclTensor* expertTokensCountOrCumsumOut,
     const aclTensor* expandedScaleOut, std::uint64_t* workspaceSize, aclOpExecutor** executor
 );
-aclnnStatus aclnnMoeInitRoutingV3(
-    void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream
-);
+aclnnStatus
+aclnnMoeInitRoutingV3(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream);
 
 aclnnStatus aclnnRingAttentionUpdateV2GetWorkspaceSize(
     const aclTensor* prevAttnOut, const aclTensor* prevSoftmaxMax, const aclTensor* prevSoftmaxSum,
@@ -266,9 +260,8 @@ aclnnStatus aclnnRingAttentionUpdateV2GetWorkspaceSize(
     const aclTensor* attnOutOut, const aclTensor* softmaxMaxOut, const aclTensor* softmaxSumOut,
     std::uint64_t* workspaceSize, aclOpExecutor** executor
 );
-aclnnStatus aclnnRingAttentionUpdateV2(
-    void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream
-);
+aclnnStatus
+aclnnRingAttentionUpdateV2(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream);
 
 } // extern "C"
 #pragma GCC visibility pop

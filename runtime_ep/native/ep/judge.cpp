@@ -45,7 +45,7 @@ struct AttributeText {
     std::string operator()(std::int64_t value) const { return std::to_string(value); }
     std::string operator()(float value) const {
         std::array<char, 32> text{};
-        std::snprintf(text.data(), text.size(), "%.9g", static_cast<double>(value));
+        std::snprintf(text.data(), text.size(), "%.17g", static_cast<double>(value));
         return std::isfinite(value) ? text.data() : "null";
     }
     std::string operator()(const std::string& value) const { return json::quoted(value); }
