@@ -66,7 +66,7 @@ ADVICE: dict[str, Advice] = {
     "head-count": Advice(_PROJECTIONS, "Nothing: query heads that share keys are not multi-head latent attention."),
     "quantisation-unsupported": Advice(
         _ALL_PROJECTIONS,
-        "Quantise weights by column and rows by one constant scale, or token by token, and leave results in real numbers.",
+        "Quantise weights by column, rows by one constant scale or token by token, and leave results in real numbers.",
     ),
     "quantisation-differs": Advice(
         _ALL_PROJECTIONS, "Calibrate both down projections with one scale and zero point: they read the same rows."

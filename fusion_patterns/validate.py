@@ -55,10 +55,10 @@ def validate(
     if fuse_cut(fused) != 1:
         return miss("validation-error", match.anchor, "the cut-out subgraph to fuse alone", "it did not")
     try:
-        rules, sizes = _given_rules(match), {**_enough(match, known), **match.sizes}
+        rules = _given_rules(match)
         attach_functions(fused)
         for draw in range(match.draws):
-            verification = verify(original, fused, rules=rules, dims=sizes, seed=seed + draw, sets=1)
+            verification = verify(original, fused, rules=rules, dims=match.sizes, seed=seed + draw, sets=1)
             if verification.equal:
                 break
     except InputError as error:
@@ -67,26 +67,6 @@ def validate(
         reason = f"{CODES['validation-failed']} {verification.reason}"
         return replace(miss("validation-failed", match.anchor, "equal results", verification.reason), message=reason)
     return max((output.max_rel or 0.0 for run in verification.runs for output in run.outputs), default=0.0)
-
-
-_FEW = 256
-"""So many tokens are enough, however many experts there are: a run should stay short."""
-
-
-def _enough(match: Match, shapes: Mapping[ir.Value, ir.Shape]) -> dict[str, int]:
-    """Sizes for dimensions of ids: in a handful of draws an order and its inverse may be the same."""
-    sizes: dict[str, int] = {}
-    for value, rule in match.boundary.items():
-        kind, _, count = (rule or "").partition(":")
-        shape = shapes.get(value, value.shape)
-        if (
-            kind in ("ids", "distinct")
-            and count.isdigit()
-            and shape is not None
-            and isinstance(shape[0], ir.SymbolicDim)
-        ):
-            sizes.update({name: min(4 * int(count), _FEW) for name in shape[0].free_symbols()})
-    return sizes
 
 
 def _given_rules(match: Match) -> dict[str, str]:

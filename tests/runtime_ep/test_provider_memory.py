@@ -9,15 +9,14 @@ from onnx import TensorProto, helper
 
 import ascend_onnx
 import runtime_ep
+from tests.cases import ALL_CASES
 from tests.operators.compare import compare_all
-from tests.operators.harness import DOMAIN, run_body
+from tests.operators.harness import DOMAIN, model_of, run_body
 from tests.oracles import ORACLES, Array
 
 from .provider import is_built, npu_session, provider, ring_chain, ring_feeds
 
 pytestmark = pytest.mark.skipif(not is_built(), reason="the provider is not built")
-
-DEVICE = ("npu", 0, 0x19E5)
 
 
 def assert_equal(actual: list[Array], expected: dict[str, Array]) -> None:
@@ -169,11 +168,12 @@ def test_caches_are_updated_in_place_where_one_value_is_fed_and_named() -> None:
             **{f"{name}_out": session.to_host(value) for name, value in caches.items()},
         }
         device_copies = emulator.calls("aclrtMemcpyAsync")
+        into_names = tuple(into)
         del session, caches, bound, into
     assert compare_all(unbound, expected) == []
     assert compare_all(in_place, expected) == []
     assert copies == len(feeds) + 2  # one device copy for each cache
-    assert device_copies == 0  # what is bound was copied when it was bound
+    assert device_copies == len(feeds) - len(into_names)  # the arrays, and no cache
 
 
 def test_outputs_that_nobody_reads_are_written_somewhere_all_the_same() -> None:
@@ -190,11 +190,25 @@ def test_outputs_that_nobody_reads_are_written_somewhere_all_the_same() -> None:
 
 def test_placement_says_where_nodes_run_and_why() -> None:
     model = ring_chain(2, between="Neg")
-    model.graph.node[2].attribute.append(helper.make_attribute("input_layout", "TND"))
+    ascend_onnx.attach_functions(model)
+    declined = next(case for case in ALL_CASES if "float32" in str(case) and case.operator == "SparseFlashAttention")
+    unsupported = model_of(declined, symbolic=False)
+    ascend_onnx.attach_functions(unsupported)
     with provider():
-        session = ascend_onnx.create_session(ring_chain(2, between="Neg"), device="npu")
-        placed = {(p.node, p.operator): p for p in session.placement()}
-        assert placed["merge_0", "RingAttentionUpdateV2"].device == "npu"
-        assert placed["on_cpu", "Neg"].device == "cpu"
+        session = ascend_onnx.create_session(model, device="npu")
+        placed = {(p.node, p.operator): p.device for p in session.placement()}
         del session
-    assert runtime_ep.get_ep_name() == "AscendExecutionProvider"
+        (refused, *_) = ascend_onnx.create_session(unsupported, device="npu").placement()
+    assert placed == {
+        ("merge_0", "RingAttentionUpdateV2"): "npu",
+        ("merge_1", "RingAttentionUpdateV2"): "npu",
+        ("on_cpu", "Neg"): "cpu",
+    }
+    assert (refused.operator, refused.device) == ("SparseFlashAttention", "cpu")
+    assert "must be float16 or bfloat16, got float" in refused.reason
+
+
+def test_without_a_device_a_session_says_what_to_do() -> None:
+    runtime_ep.unregister()
+    with pytest.raises(ascend_onnx.InputError, match=r"call runtime_ep\.register\(\) first"):
+        ascend_onnx.create_session(ring_chain(1), device="npu")
