@@ -5,11 +5,12 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NATIVE := CMakeLists.txt $(shell find runtime_ep -name CMakeLists.txt -o -name '*.cpp' -o -name '*.h')
 
 .PHONY: demo test test-all lint format bench clean
 .DEFAULT_GOAL := demo
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; set PYTHON=python3.12, for example")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

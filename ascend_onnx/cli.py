@@ -257,6 +257,67 @@ def demo(as_json: AsJson = False) -> None:
         raise typer.Exit(NOT_REACHED)
 
 
+@app.command()
+def run(
+    model: Model,
+    device: Annotated[Literal["cpu", "npu"], typer.Option(help="Where nodes of the domain run.")] = "cpu",
+    dim: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="The size of a symbolic dimension. Repeatable.")
+    ] = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=RULE", help="How an input is drawn, for example ids:256 or arange:0. Repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other inputs.")] = 0,
+    cann: Annotated[str, typer.Option(metavar="auto|emulator|PATH", help="Where CANN is, for --device npu.")] = "auto",
+    require_npu: Annotated[
+        bool, typer.Option("--require-npu", help="Fail if a node of the domain does not run on the NPU.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a model once on drawn inputs, and say which node ran where."""
+    from ascend_onnx import render
+    from ascend_onnx.run import run as run_model
+
+    if device == "npu":
+        import runtime_ep
+
+        if not runtime_ep.register(cann):
+            raise InputError(f"there is no NPU: {runtime_ep.diagnose().reason}; --cann emulator needs none")
+    result = run_model(
+        model,
+        device,
+        dims={name: _whole_number("--dim", name, size) for name, size in _pairs("--dim", "NAME=VALUE", dim)},
+        rules=dict(_pairs("--rule", "NAME=RULE", rule)),
+        seed=seed,
+        require_npu=require_npu,
+    ).to_json()
+    if as_json:
+        render.print_json(result)
+    else:
+        render.print_run(result)
+
+
+@app.command()
+def doctor(
+    cann: Annotated[str, typer.Option(metavar="auto|emulator|PATH", help="Where to look for CANN.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Say what the execution provider finds of CANN and what it lacks; exit code 1 if it cannot use an NPU."""
+    import dataclasses
+
+    import runtime_ep
+    from ascend_onnx import render
+
+    found = runtime_ep.diagnose(cann)
+    if as_json:
+        render.print_json({"provider": runtime_ep.get_library_path(), **dataclasses.asdict(found)})
+    else:
+        render.print_diagnosis(runtime_ep.get_library_path(), dataclasses.asdict(found))
+    if not found.usable:
+        raise typer.Exit(NOT_REACHED)
+
+
 def _deliver(result: fusion_patterns.Report, file: Path | None, *, as_json: bool) -> None:
     """Print the report, and write it to `file` as JSON."""
     data = result.to_json()

@@ -90,7 +90,7 @@ def operator_markdown(operator: Operator) -> str:
         f"Source: {operator.source}.",
         "## Inputs",
         _table(("Name", "Types", "Shape", "Meaning"), [_tensor_row(tensor) for tensor in described["inputs"]]),
-        "An input in italics is optional. float32 runs on a CPU only.",
+        "An input in italics is optional. Which of the types a device takes stands among its limits.",
         "## Outputs",
         _table(("Name", "Types", "Shape", "Meaning"), [_tensor_row(tensor) for tensor in described["outputs"]]),
         "An output in italics is optional: it exists in a node that names it.",
@@ -115,7 +115,8 @@ def write_pages(folder: Path) -> None:
 def _overview(operator: Operator) -> str:
     """What the operator's module says of it: one sentence, the steps, the letters of its shapes."""
     words = inspect.getdoc(inspect.getmodule(operator.reference)) or ""
-    return words.removeprefix(f"{operator.name}: ")
+    sentence = words.removeprefix(f"{operator.name}: ")
+    return sentence[:1].upper() + sentence[1:]
 
 
 _PRODUCT_NAMES = {Product.A2: "Atlas A2", Product.A3: "Atlas A3", Product.ASCEND_950: "Ascend 950"}

@@ -30,6 +30,7 @@ import onnx_ir as ir
 
 from ascend_onnx.errors import InputError
 from ascend_onnx.input_rules import fed_inputs, infer_rules, selected_tokens
+from ascend_onnx.symbols import expression
 
 RULES = (
     "normal",
@@ -72,7 +73,7 @@ def choose_dimensions(
     Raises:
         InputError: a given name that no input has, or a size below 1.
     """
-    given = dict(given or {})
+    given = {expression(name): size for name, size in (given or {}).items()}
     rules = infer_rules(model) if rules is None else rules
     inputs = fed_inputs(model)
     names = _symbols(inputs)
@@ -158,11 +159,15 @@ def _symbols_of(dim: int | str) -> set[str]:
     return set() if isinstance(dim, int) else set(ir.SymbolicDim(dim).free_symbols())
 
 
+def _named(dim: ir.SymbolicDim) -> str | None:
+    return None if dim.value is None else expression(dim.value)
+
+
 def _shape(value: ir.Value) -> tuple[int | str, ...]:
     """Dimensions as numbers and expressions; a dimension without a name is called after its input and axis."""
     if value.shape is None:
         raise InputError(f"input {value.name!r} has no shape in the model; give arrays for the inputs instead")
-    dims = (dim if isinstance(dim, int) else dim.value for dim in value.shape)
+    dims = (dim if isinstance(dim, int) else _named(dim) for dim in value.shape)
     return tuple(f"{_identifier(value)}_dim_{axis}" if dim is None else dim for axis, dim in enumerate(dims))
 
 
@@ -235,6 +240,8 @@ def _number(text: str, sizes: Mapping[str, int]) -> float:
 
 
 def _integers(kind: str, bound: int, shape: tuple[int, ...], generator: np.random.Generator, where: str) -> np.ndarray:
+    if bound > np.iinfo(np.int64).max:
+        raise InputError(f"{where} cannot hold {kind}:{bound}: an integer of 64 bits ends before that")
     wanted = {"ids": min(1, math.prod(shape)), "distinct": shape[-1] if shape else 1, "permutation": math.prod(shape)}
     if bound < wanted[kind]:
         raise InputError(f"{where} cannot hold {kind}:{bound}: there are too few integers below {bound}")

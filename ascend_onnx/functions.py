@@ -133,7 +133,7 @@ def _require_complete(call: Call) -> None:
         raise InputError(f"{call.operator.name} has no attribute {', '.join(sorted(unknown))}, which a node gives")
     for declared in call.operator.inputs:
         tensor = call.input(declared.name)
-        if tensor.dtype not in (None, *declared.types) and tensor.shape != (0,):
+        if tensor.dtype is not None and tensor.dtype not in declared.types and tensor.shape != (0,):
             expected = ", ".join(accepted.name.lower() for accepted in declared.types)
             got = tensor.dtype.name.lower()
             raise InputError(f"{declared.name} of {call.operator.name} must be one of {expected}, got {got}")

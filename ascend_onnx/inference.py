@@ -7,6 +7,8 @@ session.run(["logits"], {"x": x, "kv_cache": kv}, into={"kv_cache_out": kv})    
 
 from __future__ import annotations
 
+import ctypes
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -32,6 +34,7 @@ _VENDOR_ID = 0x19E5
 _SILENT = 4
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 _MESSAGE = "Status Message: "
+_CODES = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _FAILURES: tuple[type[Exception], ...] = (*RUNTIME_ERRORS, RuntimeError)
 
 
@@ -142,28 +145,36 @@ class _Loaded(CpuSession):
         self._check_feeds(feeds, arrays)
         binding = self._session.io_binding()
         kept = []  # until the run is over, because values of types that numpy lacks share the arrays' memory
-        for name, feed in feeds.items():
-            kept.append(to_runtime(feed) if isinstance(feed, np.ndarray) else feed)
-            binding.bind_ortvalue_input(name, kept[-1])
-        for name, value in into.items():
-            binding.bind_ortvalue_output(name, value)
-        for name in wanted:
-            binding.bind_output(name, "cpu")
         try:
+            for name, feed in feeds.items():
+                kept.append(to_runtime(feed) if isinstance(feed, np.ndarray) else feed)
+                binding.bind_ortvalue_input(name, kept[-1])
+            for name, value in into.items():
+                self._bind_into(binding, name, value)
+            for name in wanted:
+                binding.bind_output(name, "cpu")
             self._session.run_with_iobinding(binding)
         except _FAILURES as error:
             raise failure_at(error, _sentence(error)) from None
-        results = binding.get_outputs()[len(into) :]
-        return [from_runtime(value) for value in results]
+        results = binding.get_outputs()
+        self._finish_into(list(into.values()), results[: len(into)])
+        return [from_runtime(value) for value in results[len(into) :]]
 
     def placement(self) -> list[Placement]:
         return placements(self._session, self._provider, self._node_names, self._declines)
 
+    def _bind_into(self, binding: Any, name: str, value: DeviceValue) -> None:
+        # A body may read its inputs after it has begun to write its outputs, so that the value is only written later.
+        binding.bind_output(name, "cpu")
+
+    def _finish_into(self, values: Sequence[DeviceValue], results: Sequence[DeviceValue]) -> None:
+        for value, result in zip(values, results, strict=True):
+            _write(value, from_runtime(result))
+
     def to_device(self, array: np.ndarray) -> DeviceValue:
-        value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
-            list(array.shape), ir.DataType.from_numpy(array.dtype).value
-        )
-        onnxruntime.copy_tensors([to_runtime(array)], [value])
+        dtype = ir.DataType.from_numpy(array.dtype)
+        value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), dtype.value)
+        _write(value, array)
         return value
 
     def to_host(self, value: DeviceValue) -> np.ndarray:
@@ -206,6 +217,12 @@ class _OnNpu(_Loaded):
         # Without this, a failure would move the whole session to the CPU without a word.
         return onnxruntime.InferenceSession(loadable, options, enable_fallback=0)
 
+    def _bind_into(self, binding: Any, name: str, value: DeviceValue) -> None:
+        binding.bind_ortvalue_output(name, value)
+
+    def _finish_into(self, values: Sequence[DeviceValue], results: Sequence[DeviceValue]) -> None:
+        pass  # the run has written them
+
     def to_device(self, array: np.ndarray) -> DeviceValue:
         # ONNX Runtime has no way from numpy to an NPU but this one.
         value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
@@ -220,6 +237,14 @@ class _OnNpu(_Loaded):
         host = onnxruntime.OrtValue.ortvalue_from_shape_and_type(value.shape(), value.element_type())
         onnxruntime.copy_tensors([value], [host])
         return np.array(from_runtime(host))
+
+
+def _write(value: DeviceValue, array: np.ndarray) -> None:
+    """Write an array to a value in host memory of the same size."""
+    if array.shape != tuple(value.shape()):
+        raise InputError(f"expected room for shape {array.shape}, but the value has {tuple(value.shape())}")
+    contiguous = np.ascontiguousarray(array)
+    ctypes.memmove(value.data_ptr(), contiguous.ctypes.data, contiguous.nbytes)
 
 
 def _registered_device(device_id: int) -> Any:
@@ -252,4 +277,7 @@ def _node_names(model: str | Path | onnx.ModelProto | ir.Model) -> set[str]:
 def _sentence(error: Exception) -> str:
     """What the provider said, without what ONNX Runtime puts around it."""
     text = reason(error)
-    return text.partition(_MESSAGE)[2] or f"onnxruntime cannot run the model: {text}"
+    _, found, said = text.rpartition(_MESSAGE)
+    if not found:
+        said = _CODES.split(text)[-1]
+    return said if found or said != text else f"onnxruntime cannot run the model: {text}"

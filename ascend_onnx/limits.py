@@ -279,7 +279,7 @@ def same_type(first: str, *others: str) -> Limit:
             if expected is not None and (dtype := call.input(name).dtype) is not None and dtype != expected
         )
 
-    return _limit(f"{_list(others)} have the type of {first}.", check)
+    return _limit(f"{_list(others)}: the type of {first}.", check)
 
 
 def given(name: str, condition: With) -> Limit:

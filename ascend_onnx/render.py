@@ -17,11 +17,13 @@ from rich.table import Table
 __all__ = [
     "Advance",
     "print_demo",
+    "print_diagnosis",
     "print_domain",
     "print_explanations",
     "print_findings",
     "print_json",
     "print_report",
+    "print_run",
     "print_verification",
     "progress",
 ]
@@ -121,6 +123,41 @@ def print_demo(demo: Json) -> None:
         f"One decoding step with {timing['cached_tokens']:,} cached tokens on the CPU: {before * 1e3:.1f} ms before, "
         f"{after * 1e3:.1f} ms after, {before / after:.1f} times as fast"
     )
+
+
+def print_run(run: Json) -> None:
+    """Where the nodes ran, why some did not run on the NPU, and what came out."""
+    console = _console()
+    if run["dims"]:
+        console.print("Dimensions: " + ", ".join(f"{name}={size}" for name, size in run["dims"].items()))
+    operators = ", ".join(f"{name or entry['operator']}" for entry in run["on_npu"] for name in [entry["node"]])
+    console.print(f"On the NPU: {len(run['on_npu'])} nodes{escape(f' ({operators})') if operators else ''}")
+    console.print(f"On the CPU: {run['other_nodes'] + len(run['declined'])} nodes")
+    for entry in run["declined"]:
+        console.print(escape(f"  {entry['operator']} {entry['node']!r} was declined: {entry['reason']}"))
+    table = Table("Output", "Type", "Shape", "Smallest", "Largest", "Not finite")
+    for output in run["outputs"]:
+        bounds = ["" if output[key] is None else f"{output[key]:.6g}" for key in ("smallest", "largest")]
+        shape = ", ".join(map(str, output["shape"]))
+        table.add_row(escape(output["name"]), output["type"], shape, *bounds, str(output["not_finite"]))
+    console.print(table)
+    seconds = run["seconds"]
+    console.print(f"Session created in {seconds['create']:.2f} s, second run {seconds['run'] * 1e3:.2f} ms")
+
+
+def print_diagnosis(provider: str, found: Json) -> None:
+    """What the provider finds of CANN: the verdict first, then what was opened and what is missing."""
+    console = _console()
+    if found["usable"]:
+        console.print(f"{found['devices']} NPU: {escape(found['soc'])}, product {found['product']}")
+    else:
+        console.print(escape(f"No NPU can be used: {found['reason']}"))
+    console.print(escape(f"Provider: {provider}"))
+    for title, key in (("Opened", "opened"), ("Not opened", "not_found"), ("Missing operators", "missing_operators")):
+        if found[key]:
+            console.print(f"{title}:")
+            for entry in found[key]:
+                console.print(escape(f"  {entry}"))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import onnx
@@ -73,13 +74,25 @@ def untyped_input(node: ir.Node) -> ir.Value | None:
     return next((v for v in node.inputs if v is not None and v.name and (v.dtype is None or v.shape is None)), None)
 
 
+@contextmanager
+def _registered() -> Iterator[None]:
+    """The schemas for the length of a `with` block; those that were registered before stay."""
+    fresh = [operator.name for operator in OPERATORS.values() if not defs.has(operator.name, DOMAIN)]
+    register()
+    try:
+        yield
+    finally:
+        for name in fresh:
+            defs.deregister_schema(name, VERSION, DOMAIN)
+
+
 def infer_types(model: ir.Model) -> None:
     """Fill in types and shapes that the model leaves out by shape inference, in place; weights are not read.
 
     What the model states stays. (onnx_ir's own pass overwrites it, and makes tensors of sequences.)
     """
-    register()
-    inferred = ir.from_proto(onnx.shape_inference.infer_shapes(proto_without_data(model), data_prop=True))
+    with _registered():
+        inferred = ir.from_proto(onnx.shape_inference.infer_shapes(proto_without_data(model), data_prop=True))
     for graph, inferred_graph in zip(model.graphs(), inferred.graphs(), strict=True):
         found = ir.convenience.create_value_mapping(inferred_graph)
         for name, value in ir.convenience.create_value_mapping(graph).items():

@@ -47,15 +47,23 @@ def load(model: str | Path | onnx.ModelProto | ir.Model) -> ir.Model:
         return model
     if isinstance(model, onnx.ModelProto):
         _require_supported(model, "the given model")
-        return ir.from_proto(model)
+        return _as_ir(model, "the given model")
     path = Path(os.path.abspath(model))
     proto = _parse(path)
     _require_supported(proto, str(path))
     _require_external_data(proto, path)
     _require_valid(path)
-    loaded = ir.from_proto(proto)
+    loaded = _as_ir(proto, str(path))
     ir.external_data.set_base_dir(loaded.graph, path.parent)
     return loaded
+
+
+def _as_ir(proto: onnx.ModelProto, where: str) -> ir.Model:
+    try:
+        return ir.from_proto(proto)
+    except (ir.serde.SerdeError, ValueError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise InputError(f"{where} is damaged: {reason}; export it again") from None
 
 
 def _parse(path: Path) -> onnx.ModelProto:
@@ -118,7 +126,9 @@ def _require_external_data(proto: onnx.ModelProto, path: Path) -> None:
         if location not in sizes:
             sizes[location] = _file_size(path.parent / location)
         size = sizes[location]
-        end = int(entries.get("offset", 0)) + max(int(entries.get("length", 0)), _tensor_bytes(tensor))
+        where = f"tensor {tensor.name!r} of {path}"
+        offset, length = (_whole_number(entries.get(key, "0"), f"the {key} of {where}") for key in ("offset", "length"))
+        end = offset + max(length, _tensor_bytes(tensor, where))
         if size is None:
             wanting.append(f"tensor {tensor.name!r} needs {path.parent / location}, which is not there")
         elif size < end:
@@ -141,10 +151,18 @@ def _file_size(path: Path) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _tensor_bytes(tensor: onnx.TensorProto) -> int:
+def _whole_number(text: str, what: str) -> int:
+    if not text.isdecimal():
+        raise InputError(f"{what} must be a whole number of bytes, got {text!r}; export the model again")
+    return int(text)
+
+
+def _tensor_bytes(tensor: onnx.TensorProto, where: str) -> int:
     elements = 1
     for size in tensor.dims:
         elements *= size
+    if tensor.data_type not in {int(known) for known in ir.DataType}:
+        raise InputError(f"{where} has the element type {tensor.data_type}, which ONNX does not know")
     return (elements * ir.DataType(tensor.data_type).bitwidth + 7) // 8
 
 

@@ -108,8 +108,11 @@ def verify(
     Models that differ in the names or types of inputs or outputs are unequal. One model is in memory at a time.
 
     Raises:
-        InputError: a model or an input file cannot be used, or the original does not run on these inputs.
+        InputError: a model or an input file cannot be used, inputs come with dims or rules, or the original does not
+            run on these inputs.
     """
+    if inputs is not None and (dims or rules):
+        raise InputError("given inputs have their sizes and values: leave out either them or the dims and rules")
     loaded, loaded_fused = load(original), load(fused)
     difference = _interface_difference(loaded, loaded_fused)
     if difference:

@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ascend_onnx.symbols import expression
+
 __all__ = ["ABSENT", "Dimension", "Facts", "attribute", "is_op", "only_reader", "same_dim", "static"]
 
 _T = TypeVar("_T")
@@ -44,7 +46,8 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
     declared = schema.attributes.get(name)
     if declared is None or declared.default_value.type == onnx.AttributeProto.UNDEFINED:
         return default
-    return onnx.helper.get_attribute_value(declared.default_value)
+    value = onnx.helper.get_attribute_value(declared.default_value)
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def only_reader(value: ir.Value) -> tuple[ir.Node, int] | None:
@@ -214,8 +217,13 @@ def _shape(value: ir.Value, facts: Facts) -> tuple[Dimension, ...] | None:
 
 
 def _number(dim: Dimension) -> Dimension:
-    """A dimension whose symbol is a number (some exporters write "512" as a name) as that number."""
-    return int(dim.value) if isinstance(dim, ir.SymbolicDim) and dim.value is not None and dim.value.isdigit() else dim
+    """A dimension to compute with: a number where the symbol is one (some exporters write "512" as a name)."""
+    if not isinstance(dim, ir.SymbolicDim) or dim.value is None:
+        return dim
+    if dim.value.isdigit():
+        return int(dim.value)
+    name = expression(dim.value)
+    return dim if name == dim.value else ir.SymbolicDim(name)
 
 
 def _plain(value: ir.Value, facts: Facts) -> ir.Value:

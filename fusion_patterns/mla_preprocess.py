@@ -5,6 +5,9 @@ x -> [RmsNorm] -> int8 -> kv_a -> norm -> cache[slot]; rope -> cache[slot]
 =>  x -> MlaPreprocess -> query, both caches, query_rope
 
 The weights of kv_a and q_a become one, its columns in the operator's order [latent | rotary key | query latent].
+
+A static quantiser that treats the whole attention alike is missed: a product whose result is quantised again, or keys
+that are expanded and quantised per head, are not what the operator computes.
 """
 
 from __future__ import annotations

@@ -199,15 +199,18 @@ def scratch_of(emit: Emitter, x: ir.Value, facts: Facts) -> Scratch:
 def _inputs(
     emit: Emitter, paths: Projections, weight_uk: ir.Value, scratch: Scratch, facts: Facts
 ) -> dict[str, ir.Value]:
+    """The operator has no inputs for scales: what multiplies the whole query, or the latents, goes into a gamma; what
+    multiplies the unrotated heads alone, into W_UK.
+    """
     query, key = paths.query, paths.key
     return {
         "token_x": token_x(emit, paths),
         "weight_dq": weights.as_stored(emit, query.down.weight),
         "weight_uq_qr": _rotating(emit, query.up.weight, query.rope, query.heads, query.nope),
-        "weight_uk": weight_uk,
+        "weight_uk": weights.scaled(emit, weight_uk, query.nope_scale / query.rope_scale),
         "weight_dkv_kr": _rotating(emit, key.down.weight, key.rope, 1, LATENT),
-        "rmsnorm_gamma_cq": query.norm.gamma,
-        "rmsnorm_gamma_ckv": key.norm.gamma,
+        "rmsnorm_gamma_cq": weights.scaled(emit, query.norm.gamma, query.rope_scale),
+        "rmsnorm_gamma_ckv": weights.scaled(emit, key.norm.gamma, key.latent_scale),
         "rope_sin": _angles(emit, query.rope, query.rope.sin, scratch, facts),
         "rope_cos": _angles(emit, query.rope, query.rope.cos, scratch, facts),
         "cache_index": scratch.index,

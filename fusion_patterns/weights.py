@@ -14,7 +14,7 @@ from fusion_patterns.emit import Emitter
 from fusion_patterns.graph import static
 from fusion_patterns.lift.linear import WeightView
 
-__all__ = ["as_stored", "key_half", "permuted", "rope_interleaved", "stacked_slice", "value_half"]
+__all__ = ["as_stored", "key_half", "permuted", "rope_interleaved", "scaled", "stacked_slice", "value_half"]
 
 _Array = npt.NDArray[Any]
 
@@ -59,6 +59,17 @@ def permuted(emitter: Emitter, stored: ir.Value, perm: tuple[int, ...]) -> ir.Va
     dims = static(stored.shape)
     shape = tuple(dims[axis] for axis in perm)
     return _computed(emitter, stored, shape, "permuted", lambda weight: weight.transpose(perm))
+
+
+def scaled(emitter: Emitter, stored: ir.Value, factor: float) -> ir.Value:
+    """A weight times a number; the initializer itself where that is 1."""
+    if factor == 1:
+        return stored
+
+    def multiply(weight: _Array) -> _Array:
+        return np.asarray(weight.astype(np.float32) * np.float32(factor), weight.dtype)
+
+    return _computed(emitter, stored, static(stored.shape), f"scaled_{factor!r}", multiply)
 
 
 def _derived(

@@ -39,7 +39,9 @@ def _call(description: dict[str, Any]) -> Call:
         if given is not None
     }
     outputs = _present(zip((o.name for o in operator.outputs), description["outputs"], strict=False))
-    return Call(operator, inputs, outputs, operator.attribute_values(description["attributes"]))
+    real = {declared.name for declared in operator.attributes if declared.type == ir.AttributeType.FLOAT}
+    given = {name: float(value) if name in real else value for name, value in description["attributes"].items()}
+    return Call(operator, inputs, outputs, operator.attribute_values(given))
 
 
 def _present(named: Iterable[tuple[str, bool]]) -> tuple[str, ...]:
@@ -47,7 +49,8 @@ def _present(named: Iterable[tuple[str, bool]]) -> tuple[str, ...]:
 
 
 def _data_type(number: int) -> ir.DataType | None:
-    return ir.DataType(number) if number else None
+    """ONNX Runtime numbers the types like ONNX, but for the newest ones, which no input has."""
+    return ir.DataType(number) if 0 < number <= ir.DataType.FLOAT4E2M1.value else None
 
 
 def _judge(description: bytes, reason: int, capacity: int) -> int:

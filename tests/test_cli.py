@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,10 @@ import numpy as np
 import onnx
 import pytest
 
+from ascend_onnx import render
 from ascend_onnx.cli import main
+from ascend_onnx.documentation import operator_markdown
+from ascend_onnx.operators import OPERATORS
 from tests.models import corpus_feeds, graph_path
 
 Corpus = Callable[[str], Path]
@@ -126,7 +130,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 Run = Callable[..., Result]
 
 
-@pytest.mark.parametrize("command", ["fuse", "find", "check", "verify"])
+@pytest.mark.parametrize("command", ["fuse", "find", "explain", "check", "verify"])
 @pytest.mark.parametrize(("make", "words"), BAD_MODELS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_bad_model_is_one_sentence(
     run: Run, tmp_path: Path, command: str, make: Callable[[Path], None], words: str
@@ -134,7 +138,11 @@ def test_a_bad_model_is_one_sentence(
     model, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
     make(model)
     before = sorted(tmp_path.rglob("*"))
-    more = {"fuse": ["-o", out, "--report", tmp_path / "report.json"], "verify": [model]}.get(command, [])
+    more = {
+        "explain": ["--node", "relu"],
+        "fuse": ["-o", out, "--report", tmp_path / "report.json"],
+        "verify": [model],
+    }.get(command, [])
     run(command, model, *more).assert_bad_input(words, "model.onnx")
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -177,6 +185,9 @@ def test_an_unknown_option_value_is_one_sentence(run: Run, tmp_path: Path, optio
         (["find"], "IN"),
         (["verify", "model.onnx"], "Missing argument"),
         (["check", "model.onnx", "--target", "a9"], "--target"),
+        (["explain", "model.onnx"], "--node"),
+        (["schema", "Softmax"], "MlaPrologV2WeightNz"),
+        (["schema", "--json", "--markdown"], "not both"),
     ],
 )
 def test_a_usage_error_is_one_sentence(run: Run, arguments: list[str], words: str) -> None:
@@ -192,13 +203,46 @@ def test_unwritable_output_is_refused_before_the_work(run: Run, tmp_path: Path) 
     )
 
 
-@pytest.mark.parametrize("report", ["model.onnx", "out.onnx"])
-def test_a_report_never_replaces_a_model(run: Run, tmp_path: Path, report: str) -> None:
+@pytest.mark.parametrize("out", ["model.onnx", "folder/../model.onnx", "link.onnx"])
+def test_the_model_that_is_read_is_never_replaced(run: Run, tmp_path: Path, out: str) -> None:
     model = save_tiny(tmp_path / "model.onnx")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.onnx").symlink_to(model)
     content = model.read_bytes()
-    run("fuse", model, "-o", tmp_path / "out.onnx", "--report", tmp_path / report).assert_bad_input("--report")
-    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    run("fuse", model, "-o", tmp_path / out).assert_bad_input("--output")
     assert model.read_bytes() == content
+
+
+@pytest.mark.parametrize("report", [f"{DECODE}.onnx", f"{DECODE}.weights", "out.onnx", "out.onnx.data"])
+def test_a_report_never_replaces_a_model_or_its_weights(run: Run, corpus: Corpus, tmp_path: Path, report: str) -> None:
+    for file in corpus(DECODE).parent.glob(f"{DECODE}.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    model, out = tmp_path / f"{DECODE}.onnx", tmp_path / "out.onnx"
+    run("fuse", model, "-o", out, "--report", tmp_path / report).assert_bad_input("--report")
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("option", ["--output", "--report"])
+def test_only_regular_files_are_replaced(run: Run, tmp_path: Path, option: str) -> None:
+    model, pipe = save_tiny(tmp_path / "model.onnx"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    others = ["--output", tmp_path / "out.onnx"] if option == "--report" else []
+    run("fuse", model, *others, option, pipe).assert_bad_input("no regular file")
+    assert pipe.is_fifo()
+
+
+def test_an_interrupted_save_leaves_nothing(
+    run: Run, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)  # the weights are written, the model is not
+    result = run("fuse", corpus(DECODE), "-o", tmp_path / "out.onnx", "--validate", "none")
+    assert (result.code, result.out) == (130, "")
+    assert result.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_link_is_refused_where_it_cannot_be_had(run: Run, corpus: Corpus, tmp_path: Path) -> None:
@@ -277,7 +321,97 @@ def test_a_miss_is_shown_with_its_reason(run: Run, corpus: Corpus) -> None:
     result = run("find", corpus(name))
     assert result.code == 0
     assert "Nothing fuses." in result.out
-    assert "no-query-low-rank" in result.out
+    for words in ("no-query-low-rank", "node_Softmax_199", "node_linear", "mla_prolog"):
+        assert words in result.out
+
+
+def entry(anchor: str, operator: str, **changed: Any) -> dict[str, Any]:
+    """A fused entry of a report."""
+    given = {"operator": operator, "overload": "", "anchor": anchor, "nodes": [f"{anchor}_inside", anchor]}
+    return {**given, "validated": None, "assumed": [], "kept": [], **changed}
+
+
+def test_many_fused_layers_do_not_hide_one_that_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Equal layers share a row; another kind of layer has its own, and a miss stands before them."""
+    pair = ("MlaPrologV2WeightNz", "SparseFlashAttention")
+    fused = [entry(f"softmax_{layer}", operator) for layer in range(60) for operator in pair]
+    fused.append(entry("sort_3", "MoeInitRoutingV3", assumed=["expert-ids-in-range"], kept=["c_q", "scores"]))
+    missed = {"fusion": "mla_prolog", "anchor": "softmax_60", "code": "bias", "message": "A projection adds a bias."}
+    render.print_report(
+        {
+            "fused": fused,
+            "missed": [{**missed, "node": "q_a", "expected": "none", "got": "a bias"}],
+            "nodes": {"before": 9000, "after": None},
+            "kv_cache_bytes_per_token": None,
+            "seconds": {},
+        }
+    )
+    out = capsys.readouterr().out
+    assert out.index("softmax_60") < out.index("Would fuse: 61") < out.index("softmax_0")
+    for words in ("Not fused: 1", "q_a", "to softmax_59", "│ 60 ", "│ 120 ", "expert-ids-in-range", "c_q", "scores"):
+        assert words in out
+    assert len(out.splitlines()) < 25
+
+
+def test_explain_walks_through_a_candidate(run: Run, corpus: Corpus) -> None:
+    model = corpus(f"{DECODE}_noqlora")
+    (missed,) = run("find", model, "--json").json()["missed"]
+    result = run("explain", model, "--node", missed["anchor"], "--json")
+    assert result.code == 0
+    (explanation,) = result.json()["explanations"]
+    assert set(explanation) == {"fusion", "anchor", "fuses", "outcome", "steps"}
+    assert (explanation["fusion"], explanation["fuses"]) == ("mla_prolog", False)
+    assert explanation["outcome"] == missed["message"]
+    assert {frozenset(step) for step in explanation["steps"]} == {frozenset({"block", "value", "found", "detail"})}
+    text = run("explain", model, "--node", missed["anchor"])
+    for words in ("does not fuse", "rms_norm", "hidden_states", "no low-rank pair"):
+        assert words in text.out
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [("node_linear", "node_Softmax_204"), ("node_linear_4", "node_Softmax_204"), ("x", "'x'")],
+)
+def test_explain_says_where_candidates_are(run: Run, corpus: Corpus, node: str, words: str) -> None:
+    run("explain", corpus(DECODE), "--node", node).assert_bad_input(words)
+
+
+def test_schema(run: Run) -> None:
+    described = run("schema", "--json").json()
+    assert [operator["name"] for operator in described["operators"]] == list(OPERATORS)
+    assert [o["name"] for o in run("schema", "SparseFlashAttention", "--json").json()["operators"]] == [
+        "SparseFlashAttention"
+    ]
+    assert run("schema", "SparseFlashAttention", "--markdown").out == operator_markdown(
+        OPERATORS["SparseFlashAttention"]
+    )
+    table = run("schema").out
+    assert all(name in table for name in OPERATORS)
+
+
+V32 = "lm_deepseek_v32_hf_prefill"
+RING = "ring_sbh_op18_opt"
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "counts", "codes"),
+    [
+        (RING, [], {"RingAttentionUpdateV2": 1}, []),
+        (RING, ["--assume", "none"], {}, ["assumption-off"]),
+        (RING, ["--assume", "none", "--assume", "softmax-lanes-equal"], {"RingAttentionUpdateV2": 1}, []),
+        (DECODE, ["--target", "a2"], {}, ["target"]),
+        (V32, ["--only", "MoeInitRoutingV3"], {"MoeInitRoutingV3": 1}, []),
+    ],
+)
+def test_options_of_matching_reach_it(
+    run: Run, corpus: Corpus, graph: str, options: list[str], counts: dict[str, int], codes: list[str]
+) -> None:
+    result = run("find", corpus(graph), *options, "--json").json()
+    assert (result["counts"], [missed["code"] for missed in result["missed"]]) == (counts, codes)
+
+
+def test_assumptions_are_printed(run: Run, corpus: Corpus) -> None:
+    assert "softmax-lanes-equal" in run("find", corpus(RING)).out
 
 
 def test_verify_tells_equal_from_unequal(run: Run, corpus: Corpus, tmp_path: Path) -> None:
@@ -312,6 +446,9 @@ def test_verify_takes_inputs_from_files(run: Run, corpus: Corpus, tmp_path: Path
         (["--rule", "hidden_states=often"], "often"),
         (["--inputs", "absent.npz"], "absent.npz"),
         (["--rtol", "x"], "--rtol"),
+        (["--rtol", "-1"], "--rtol"),
+        (["--rtol", "nan"], "--rtol"),
+        (["--dim", "batch=99999999999999"], "not enough memory"),
     ],
 )
 def test_verify_says_what_is_wrong_with_an_option(run: Run, corpus: Corpus, options: list[str], words: str) -> None:
@@ -336,7 +473,7 @@ def test_check_ends_with_1_on_findings(run: Run, corpus: Corpus, tmp_path: Path)
 
 def test_help_and_version(run: Run) -> None:
     assert run("--version").out.startswith("ascend-onnx ")
-    for command in ([], ["fuse"], ["find"], ["verify"], ["check"], ["demo"]):
+    for command in ([], ["fuse"], ["find"], ["explain"], ["verify"], ["check"], ["schema"], ["demo"]):
         result = run(*command, "--help")
         assert (result.code, result.err) == (0, "")
 
@@ -348,3 +485,13 @@ def test_the_installed_command_gives_exit_codes(tmp_path: Path) -> None:
     bad = subprocess.run([*command, tmp_path / "absent.onnx"], capture_output=True, text=True, check=False)
     assert bad.returncode == 2
     assert "Traceback" not in bad.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ascend_onnx.cli", "schema", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1

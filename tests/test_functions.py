@@ -18,7 +18,7 @@ import ascend_onnx
 from ascend_onnx.functions import specialise
 from ascend_onnx.operator import DOMAIN, Call, Tensor
 from ascend_onnx.operators import OPERATORS
-from tests.cases import ALL_CASES
+from tests.cases import ALL_CASES, case_called
 from tests.cases.case import Case
 from tests.operators.harness import model_of, run_body, run_reference, to_ort
 
@@ -34,6 +34,7 @@ CASES = {
 }
 PROLOG = CASES["MlaPrologV2WeightNz-pa_bsnd_some_skipped"]
 ROUTING = CASES["MoeInitRoutingV3-active_13_rows1"]
+ATTENTION = CASES["SparseFlashAttention-batch_2_by_33"]
 
 
 def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -346,11 +347,28 @@ def int8(*names: str) -> Callable[[dict[str, Tensor]], None]:
         (with_inputs(PROLOG, int8("weight_uq_qr")), "needs the input dequant_scale_w_uq_qr"),
         (with_inputs(PROLOG, int8("kv_cache")), "needs the input quant_scale_ckv"),
         (with_inputs(PROLOG, int8("token_x")), "must be int8 together"),
+        (with_inputs(PROLOG, int8("cache_index")), "cache_index of MlaPrologV2WeightNz must be one of int64, got int8"),
+        (with_inputs(ROUTING, lambda inputs: None, experts=8), "has no attribute experts"),
+        (with_inputs(ROUTING, lambda inputs: None, row_idx_type=2), "row_idx_type must be 0 or 1, got 2"),
+        (with_inputs(ROUTING, lambda inputs: None, active_expert_range=(1,)), r"must be \[start, end\]"),
+        (with_inputs(ROUTING, lambda inputs: None, drop_pad_mode=1), "expert_capacity must be from 1"),
+        (with_inputs(ROUTING, lambda inputs: None, quant_mode=0), "scale must be given with quant_mode 0"),
+        (with_inputs(ATTENTION, lambda inputs: None, layout_kv="PA_BSND"), "block_table must be given"),
     ],
 )
 def test_refused_calls(call: Call, sentence: str) -> None:
     with pytest.raises(ascend_onnx.InputError, match=sentence):
         specialise(call, 18)
+
+
+def test_a_body_that_is_known_hides_no_refusal() -> None:
+    """Both calls have one overload, but the second lacks a scale."""
+    case = case_called("MlaPrologV2WeightNz-partial_quant_pa_bsnd_th")
+    call = call_of(case)
+    specialise(call, 18)
+    lacking = {name: tensor for name, tensor in call.inputs.items() if name != "dequant_scale_w_uq_qr"}
+    with pytest.raises(ascend_onnx.InputError, match="needs the input dequant_scale_w_uq_qr"):
+        specialise(Call(call.operator, lacking, call.outputs, call.attributes), 18)
 
 
 @pytest.mark.parametrize(("mode", "opset", "needed"), [(2, 18, 24), (3, 23, 24)])

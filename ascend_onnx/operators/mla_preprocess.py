@@ -647,7 +647,7 @@ _CONSTRAINTS = (
     _bounded("rope_dim", "head_dim", "Dr", 64, *_DR),
     _tiling("heads", size("N", range(1, 129), *_N)),
     _bounded("head_dim", "head_dim", "D", range(16, 257, 16), *_D),
-    _tiling("scale_shape", size("a scale", 1, *_vectors(*_SCALES))),
+    _tiling("scale_shape", size("the size of a scale", 1, *_vectors(*_SCALES))),
     _tiling(
         "block_count",
         size("BlockNum", 192, _at("kv_cache", 0)),

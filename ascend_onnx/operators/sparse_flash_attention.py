@@ -608,7 +608,12 @@ OPERATOR = Operator(
         Input("query", _FLOATS, "(B, S1, N1, D) or (T1, N1, D)", "Queries in the latent space."),
         Input("key", _FLOATS, "(B, S2, N2, D), (T2, N2, D) or (block_num, block_size, N2, D)", "Latent keys."),
         Input("value", _FLOATS, "like key", "Values; devices may read key instead, so feed the same tensor."),
-        Input("sparse_indices", _INT32, "(B, S1, N2, K) or (T1, N2, K)", "Blocks of keys per token, -1 behind them."),
+        Input(
+            "sparse_indices",
+            _INT32,
+            "(B, S1, N2, K) or (T1, N2, K)",
+            "Blocks of keys per token, distinct, -1 behind them.",
+        ),
         Input("block_table", _INT32, "(B, blocks)", "Pages of each batch, for PA_BSND.", optional=True),
         Input(
             "actual_seq_lengths_query",

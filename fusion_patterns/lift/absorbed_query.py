@@ -29,6 +29,7 @@ from fusion_patterns.lift.quantised import PerToken
 from fusion_patterns.lift.quantised_linear import QuantisedLinear, dequantised, recognise_quantised_linear
 from fusion_patterns.lift.rms_norm import RmsNorm, recognise_rms_norm
 from fusion_patterns.lift.rope import Rope, recognise_rope
+from fusion_patterns.lift.scale import without_scale
 from fusion_patterns.lift.slices import recognise_slice
 from fusion_patterns.miss import Miss, miss
 
@@ -50,8 +51,8 @@ class KeyWeight:
 class AbsorbedQuery:
     """The four results of the projections.
 
-    `query` has the axes of `order` out of (B, S, N, Hckv); `query_rope` has its heads on axis 1 or 2 (`rope_heads_first`);
-    `latent` and `rotated` are new rows, with or without an axis of size 1.
+    `query` has the axes of `order` out of (B, S, N, Hckv); `query_rope` has its heads on axis 1 (`rope_heads_first`) or
+    2; `latent` and `rotated` are new rows, with or without an axis of size 1.
     """
 
     projections: Projections
@@ -67,7 +68,7 @@ class AbsorbedQuery:
 def recognise_absorbed_query(node: ir.Node, facts: Facts) -> AbsorbedQuery | Miss | None:
     """The projections around a product of per-head queries and per-head constant matrices; None for other products."""
     product = recognise_contraction(node.outputs[0], facts)
-    if product is None or product.node is not node or product.factor != 1:
+    if product is None or product.node is not node:
         return None
     weight = key_weight(product.right, product.shared, facts)
     plain = recognise_heads(product.left.value, facts) if weight is not None else None
@@ -88,7 +89,7 @@ def recognise_absorbed_query(node: ir.Node, facts: Facts) -> AbsorbedQuery | Mis
     rope = next(_rotations(plain.source, facts), None)
     if rope is None:
         return miss("rope-unrecognised", node, "a rotation of the query's other columns", "none")
-    query = query_projection(plain, rope[1], facts)
+    query = query_projection(plain, rope[1], facts, (product.factor, 1.0))
     if isinstance(query, Miss):
         return query
     key = _key_beside(query.down, facts)
@@ -97,7 +98,7 @@ def recognise_absorbed_query(node: ir.Node, facts: Facts) -> AbsorbedQuery | Mis
     paths = join_projections(query, key[0])
     if isinstance(paths, Miss):
         return paths
-    turned = recognise_heads(rope[1].x, facts)
+    turned = recognise_heads(without_scale(rope[1].x, facts)[0], facts)
     heads_first = not isinstance(turned, Miss) and turned.heads_first
     return AbsorbedQuery(paths, weight, node.outputs[0], order, rope[0], heads_first, key[1], key[2])
 
@@ -140,7 +141,7 @@ def _rotations(source: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Rope]
     """Rotated values whose features are columns of `source`."""
     for value in values_behind(source, facts):
         rope = recognise_rope(value, facts)
-        heads = None if isinstance(rope, Miss) else recognise_heads(rope.x, facts)
+        heads = None if isinstance(rope, Miss) else recognise_heads(without_scale(rope.x, facts)[0], facts)
         if not isinstance(rope, Miss) and heads is not None and not isinstance(heads, Miss):
             cut = recognise_slice(heads.source, facts)
             if heads.source is source or (cut is not None and cut.source is source):

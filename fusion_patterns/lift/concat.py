@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from fusion_patterns.graph import Dimension, Facts, attribute, is_op, same_dim
@@ -99,7 +102,7 @@ def _scattered(value: ir.Value, outer: tuple[int, ...], facts: Facts) -> Concat 
 
 
 def _slice_write(node: ir.Node, facts: Facts) -> _Write | Miss:
-    if attribute(node, "reduction", b"none") not in ("none", b"none"):
+    if attribute(node, "reduction") != "none":
         return miss("query-unrecognised", node, "a plain slice assignment", "a reducing ScatterND")
     permuted = recognise_permuted(facts.input(node, 2), facts)
     if permuted is None:
@@ -115,14 +118,27 @@ def _slice_write(node: ir.Node, facts: Facts) -> _Write | Miss:
 
 
 def _row_range(indices: ir.Value, facts: Facts) -> tuple[int, int] | None:
-    """[start, end) of Unsqueeze(Slice(Range(0, n, 1), start, end), -1)."""
+    """[start, end) of Unsqueeze(Slice(Range(0, n, 1), start, end), -1), or of these numbers as a constant (rows, 1)."""
+    constant = facts.constant(indices)
+    if constant is not None:
+        return _consecutive(constant.reshape(-1)) if constant.ndim == 2 and constant.shape[1] == 1 else None
     unsqueeze = facts.producer(indices)
     span = _span(facts.input(unsqueeze, 0), facts) if is_op(unsqueeze, "Unsqueeze") else None
     return None if span is None or facts.rank(indices) != 2 else span
 
 
+def _consecutive(numbers: npt.NDArray[Any]) -> tuple[int, int] | None:
+    """[start, end) of numbers that count up by 1 from 0 or more."""
+    if numbers.size == 0 or numbers[0] < 0 or np.any(np.diff(numbers) != 1):
+        return None
+    return int(numbers[0]), int(numbers[-1]) + 1
+
+
 def _span(value: ir.Value, facts: Facts) -> tuple[int, int] | None:
     """[start, end) of the consecutive numbers a value holds: Range from 0 by 1, or a cut of it, of constant length."""
+    constant = facts.constant(value)
+    if constant is not None:
+        return _consecutive(constant.reshape(-1))
     node = facts.producer(value)
     if is_op(node, "Slice"):
         bounds = facts.integers(facts.input(node, 1)), facts.integers(facts.input(node, 2))
@@ -163,7 +179,7 @@ def _region(node: ir.Node, facts: Facts) -> tuple[int, int, int] | None:
 
 
 def _along_axis(value: ir.Value, axis: int, rank: int, facts: Facts) -> ir.Value | None:
-    """The vector that a coordinate (.., 1) is broadcast from, when it runs along `axis`."""
+    """What a coordinate (.., 1) is broadcast from, a vector or a constant of more axes, when it runs along `axis`."""
     current = value
     while is_op(node := facts.producer(current), "Unsqueeze", "Expand", "Reshape") and facts.rank(current) != 1:
         current = facts.input(node, 0)
@@ -172,7 +188,15 @@ def _along_axis(value: ir.Value, axis: int, rank: int, facts: Facts) -> ir.Value
             return None
         if len(shape) == 1:
             return current if axis == rank - 1 or _was_column(node, axis, rank, facts) else None
+        if facts.constant(current) is not None:
+            return current if _runs_along(shape, axis, rank) else None
     return None
+
+
+def _runs_along(shape: tuple[Dimension, ...], axis: int, rank: int) -> bool:
+    """Whether a value broadcast to `rank` axes has size 1 on all of its own but `axis`."""
+    own = axis - (rank - len(shape))
+    return own >= 0 and all(dim == 1 for position, dim in enumerate(shape) if position != own)
 
 
 def _was_column(node: ir.Node, axis: int, rank: int, facts: Facts) -> bool:
@@ -186,6 +210,9 @@ def _counts_from_zero(node: ir.Node, facts: Facts) -> bool:
 
 
 def _is_whole(vector: ir.Value, size: Dimension, facts: Facts) -> bool:
+    constant = facts.constant(vector)
+    if constant is not None:
+        return _consecutive(constant.reshape(-1)) == (0, size)
     node = facts.producer(vector)
     if not is_op(node, "Range") or not _counts_from_zero(node, facts):
         return False

@@ -95,7 +95,7 @@ def _column(table: ir.Value, place: int, facts: Facts) -> Share | None:
         return None
     expert = place % experts
     if is_op(node, "ScatterElements") and uniform_value(facts.input(node, 0), facts) == 0:
-        if attribute(node, "reduction", b"none") not in ("none", b"none", "add", b"add"):
+        if attribute(node, "reduction") not in ("none", "add"):
             return None
         ids, weights, rank = facts.input(node, 1), facts.input(node, 2), facts.rank(table)
         last = facts.axis(node, table, 0) == (rank or 0) - 1

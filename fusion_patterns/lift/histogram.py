@@ -41,7 +41,7 @@ def recognise_histogram(value: ir.Value, ids: tuple[ir.Value, ...], experts: int
 
 def _scattered(node: ir.Node, ids: tuple[ir.Value, ...], experts: int, facts: Facts) -> Miss | None:
     data, indices, updates = (facts.input(node, index) for index in range(3))
-    added = attribute(node, "reduction") in ("add", b"add") and facts.rank(data) == 1
+    added = attribute(node, "reduction") == "add" and facts.rank(data) == 1
     if (
         not added
         or uniform_value(data, facts) != 0

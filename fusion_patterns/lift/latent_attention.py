@@ -28,6 +28,7 @@ from fusion_patterns.lift.projections import (
 )
 from fusion_patterns.lift.rms_norm import recognise_rms_norm
 from fusion_patterns.lift.rope import recognise_rope, recognise_rope_of
+from fusion_patterns.lift.scale import without_scale
 from fusion_patterns.miss import Miss, miss
 
 __all__ = ["CachedRows", "LatentAttention", "recognise_latent_attention"]
@@ -132,18 +133,20 @@ def _query(attention: Attention, facts: Facts) -> QueryProjection | Miss:
     parts = _two_parts(attention.query, facts)
     if isinstance(parts, Miss):
         return miss("query-unrecognised", attention.query.base, "an unrotated and a rotated part per head", parts.got)
-    plain = recognise_heads(parts.first, facts)
-    rope = recognise_rope_of(parts.last, facts)
+    unrotated, nope_scale = without_scale(parts.first, facts)
+    turned, rope_scale = without_scale(parts.last[0], facts) if len(parts.last) == 1 else (parts.last[0], 1.0)
+    plain = recognise_heads(unrotated, facts)
+    rope = recognise_rope_of((turned, *parts.last[1:]), facts)
     if isinstance(plain, Miss):
         return plain
     if isinstance(rope, Miss):
         return rope
-    rotated = recognise_heads(rope.x, facts)
+    rotated = recognise_heads(without_scale(rope.x, facts)[0], facts)
     if isinstance(rotated, Miss):
         return rotated
     if not plain.heads_first == rotated.heads_first == parts.heads_first:
         return miss("query-unrecognised", rope.node, "heads and tokens in one order", "two orders")
-    return query_projection(plain, rope, facts)
+    return query_projection(plain, rope, facts, (nope_scale, rope_scale))
 
 
 def _key_path(attention: Attention, keys: _Parts, facts: Facts) -> KeyPath | Miss:
@@ -174,11 +177,12 @@ def _key_path(attention: Attention, keys: _Parts, facts: Facts) -> KeyPath | Mis
 
 
 def _down_projection(path: KeyPath, facts: Facts) -> KeyProjection | Miss:
-    norm = recognise_rms_norm(path.latent.computed, facts)
+    latent, scale = without_scale(path.latent.computed, facts)
+    norm = recognise_rms_norm(latent, facts)
     if isinstance(norm, Miss):
         return miss("latent-unrecognised", path.latent.new, "an RMS norm of the down projection's first part", norm.got)
     rope = recognise_rope(path.rotated.computed, facts)
-    return rope if isinstance(rope, Miss) else key_projection(norm, rope, facts)
+    return rope if isinstance(rope, Miss) else key_projection(norm, rope, facts, scale)
 
 
 def _cached(value: ir.Value, facts: Facts) -> CachedRows | Miss:

@@ -124,12 +124,12 @@ _SCATTERS = ("ScatterElements", "ScatterND")
 
 
 def _adds(node: ir.Node) -> bool:
-    return attribute(node, "reduction", b"none") in ("add", b"add")
+    return attribute(node, "reduction") == "add"
 
 
 def _scattered_rows(node: ir.Node, facts: Facts) -> ir.Value | None:
     """The vector of rows that a scatter of whole rows writes."""
-    if attribute(node, "reduction", b"none") not in ("none", b"none", "add", b"add"):
+    if attribute(node, "reduction") not in ("none", "add"):
         return None
     indices = facts.input(node, 1)
     if node.op_type == "ScatterElements":

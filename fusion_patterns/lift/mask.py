@@ -320,7 +320,7 @@ def _scattered_indices(selected: ir.Value, inverted: bool, facts: Facts) -> ir.V
             break
     if facts.rank(current) != 3 or not is_op(node, "ScatterElements") or facts.axis(node, current, 0) != 2:
         return None
-    if attribute(node, "reduction", b"none") not in ("none", b"none"):
+    if attribute(node, "reduction") != "none":
         return None
     background, written = uniform_value(facts.input(node, 0), facts), uniform_value(facts.input(node, 2), facts)
     if background is None or written is None or bool(background) == bool(written) or bool(written) == inverted:

@@ -138,7 +138,7 @@ def recognise_inverse(value: ir.Value, order: ir.Value, facts: Facts) -> bool:
         return node.outputs[1] is value and facts.input(node, 0) is order and _sorts_all(node, facts)
     if not is_op(node, "ScatterND", "ScatterElements") or facts.rank(value) != 1:
         return False
-    if attribute(node, "reduction", b"none") not in ("none", b"none"):
+    if attribute(node, "reduction") != "none":
         return False
     if not _counts_up(facts.input(node, 2), order, facts):
         return False

@@ -2,6 +2,8 @@
 
 x -> Linear -> RmsNorm -> Linear -> heads [nope | rope] -> Rope
 x -> Linear [latent | rope] -> RmsNorm, Rope
+
+Constant factors may be anywhere behind the norms, as models have them that scale their low-rank projections.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from fusion_patterns.graph import Facts
 from fusion_patterns.lift.heads import HeadView, recognise_heads, recognise_split
 from fusion_patterns.lift.linear import Linear, recognise_linear
 from fusion_patterns.lift.quantised import PerToken, same_codes
-from fusion_patterns.lift.quantised_linear import QuantisedLinear, recognise_quantised_linear
+from fusion_patterns.lift.quantised_linear import INTEGER_PRODUCT, QuantisedLinear, recognise_quantised_linear
 from fusion_patterns.lift.rms_norm import RmsNorm, recognise_rms_norm
 from fusion_patterns.lift.rope import Rope
+from fusion_patterns.lift.scale import without_scale
 from fusion_patterns.miss import Miss, miss
 
 __all__ = [
@@ -36,7 +39,10 @@ Projection = Linear | QuantisedLinear
 
 @dataclass(frozen=True)
 class QueryProjection:
-    """x -> down -> norm -> up -> heads of [nope | rope], the last part rotated."""
+    """x -> down -> norm -> up -> heads of [nope | rope], the last part rotated.
+
+    The parts are then multiplied by `nope_scale` and `rope_scale`.
+    """
 
     down: Projection
     norm: RmsNorm
@@ -44,15 +50,18 @@ class QueryProjection:
     rope: Rope
     heads: int
     nope: int
+    nope_scale: float = 1.0
+    rope_scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class KeyProjection:
-    """x -> down [latent | rope]; the first part normed, the last part rotated."""
+    """x -> down [latent | rope]; the first part normed and multiplied by `latent_scale`, the last part rotated."""
 
     down: Projection
     norm: RmsNorm
     rope: Rope
+    latent_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ def recognise_projection(value: ir.Value, facts: Facts) -> Projection | Miss:
     linear = recognise_linear(value, facts)
     quantised = recognise_quantised_linear(value, facts) if isinstance(linear, Miss) else linear
     if isinstance(quantised, Miss):
-        return linear
+        return linear if quantised.expected == INTEGER_PRODUCT else quantised
     if isinstance(quantised, QuantisedLinear):
         if not isinstance(quantised.rows, PerToken):
             return miss(
@@ -117,9 +126,15 @@ def _mixed_types(query: QueryProjection, key: KeyProjection) -> Miss | None:
     return None
 
 
-def query_projection(plain: HeadView, rope: Rope, facts: Facts) -> QueryProjection | Miss:
-    """The low-rank projection behind the unrotated heads `plain` and a rotation of the columns after them."""
-    rotated = recognise_heads(rope.x, facts)
+def query_projection(
+    plain: HeadView, rope: Rope, facts: Facts, scales: tuple[float, float] = (1.0, 1.0)
+) -> QueryProjection | Miss:
+    """The low-rank projection behind the unrotated heads `plain` and a rotation of the columns after them.
+
+    `scales` are those of the unrotated heads and of the result of the rotation.
+    """
+    x, scale_before = without_scale(rope.x, facts)
+    rotated = recognise_heads(x, facts)
     if isinstance(rotated, Miss):
         return rotated
     head_axis = 1 if rotated.heads_first else 2
@@ -132,12 +147,19 @@ def query_projection(plain: HeadView, rope: Rope, facts: Facts) -> QueryProjecti
     )
     if not fits:
         return miss(
-            "query-unrecognised", rope.node, "[nope | rope] columns of one projection per head", "other columns"
+            "query-unrecognised",
+            rope.node,
+            "[nope | rope] columns of one projection per head, and no others",
+            _columns(plain, rotated),
         )
-    up = recognise_projection(plain.source, facts)
+    up, shared = recognise_projection(plain.source, facts), 1.0
+    if isinstance(up, Miss):
+        source, shared = without_scale(plain.source, facts)
+        up = up if source is plain.source else recognise_projection(source, facts)
     if isinstance(up, Miss):
         return up
-    norm = recognise_rms_norm(up.x, facts)
+    normed, scale_of_norm = without_scale(up.x, facts)
+    norm = recognise_rms_norm(normed, facts)
     if isinstance(norm, Miss):
         expected = "a low-rank query projection: down projection, RMS norm, up projection (q_a, q_a_layernorm, q_b)"
         return miss("no-query-low-rank", up.node, expected, "a projection of the hidden state itself")
@@ -147,11 +169,20 @@ def query_projection(plain: HeadView, rope: Rope, facts: Facts) -> QueryProjecti
     for linear in (up, down):
         if linear.bias is not None:
             return miss("bias", linear.node, "a query projection without bias", "a bias")
-    return QueryProjection(down, norm, up, rope, plain.heads, plain.size)
+    shared *= scale_of_norm
+    nope_scale, rope_scale = shared * scales[0], shared * scale_before * scales[1]
+    return QueryProjection(down, norm, up, rope, plain.heads, plain.size, nope_scale, rope_scale)
 
 
-def key_projection(norm: RmsNorm, rope: Rope, facts: Facts) -> KeyProjection | Miss:
-    """The down projection whose first columns are normed and whose last ones are rotated."""
+def _columns(plain: HeadView, rotated: HeadView) -> str:
+    if rotated.source is not plain.source:
+        return "columns of two values"
+    nope, rope = (f"{view.start} to {view.start + view.size}" for view in (plain, rotated))
+    return f"{nope} and {rope} of {plain.width}"
+
+
+def key_projection(norm: RmsNorm, rope: Rope, facts: Facts, latent_scale: float = 1.0) -> KeyProjection | Miss:
+    """The down projection whose first columns are normed, then scaled, and whose last ones are rotated."""
     unrotated = recognise_heads(rope.x, facts)
     if isinstance(unrotated, Miss):
         return miss("key-rope-unrecognised", rope.x, "one rope head cut from the down projection", unrotated.got)
@@ -171,4 +202,4 @@ def key_projection(norm: RmsNorm, rope: Rope, facts: Facts) -> KeyProjection | M
     head_axis = 1 if unrotated.heads_first else 2
     if not (rope.cos.fits(head_axis) and rope.sin.fits(head_axis)):
         return miss("rope-unrecognised", rope.node, "angles broadcast over the head axis", f"axes {rope.cos.head_axes}")
-    return KeyProjection(down, norm, rope)
+    return KeyProjection(down, norm, rope, latent_scale)

@@ -21,12 +21,17 @@ from fusion_patterns.lift.quantised import (
 from fusion_patterns.miss import Miss, miss
 
 __all__ = [
+    "INTEGER_PRODUCT",
+    "UNDERSTOOD",
     "QuantisedLinear",
     "QuantisedProduct",
     "dequantised",
     "recognise_quantised_linear",
     "recognise_quantised_product",
 ]
+
+INTEGER_PRODUCT = "a product of 8-bit rows and a constant int8 weight"
+"""What is expected where no such thing was found at all."""
 
 UNDERSTOOD = "rows in -128 .. 127 by one scale, or one a token, times an int8 weight without zero point"
 """What a product must be that is not odd."""
@@ -115,16 +120,15 @@ def _linear(value: ir.Value, facts: Facts) -> QuantisedLinear | Miss:
     bias = None
     if is_op(current.producer(), "Add"):
         parts = _biased(current.producer(), facts)
-        if parts is None:
-            return miss("bias", value, "integers added before scaling", "an Add of other values")
-        current, bias = _float_of_integers(parts[0], facts), parts[1]
+        if parts is not None:
+            current, bias = _float_of_integers(parts[0], facts), parts[1]
     found = current.producer()
     product = None if found is None else recognise_quantised_product(found, facts)
     if product is None and bias is not None and isinstance(recognise_quantised_linear(current, facts), QuantisedLinear):
         return miss("bias", value, "integers added before scaling", "a bias added after it")
     if product is None:
         got = "a graph input" if found is None else found.op_type
-        return miss("quantisation-unsupported", value, "a product of 8-bit rows and a constant int8 weight", got)
+        return miss("quantisation-unsupported", value, INTEGER_PRODUCT, got)
     if product.odd is not None:
         return miss("quantisation-unsupported", product.node, UNDERSTOOD, product.odd)
     scales.extend(product.scales)

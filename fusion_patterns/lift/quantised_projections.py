@@ -337,6 +337,10 @@ class _Layer:
         if not same_codes(ours, theirs):
             wanted = f"the rows of the query projection, scale {theirs.scale:g}, zero point {theirs.zero_point}"
             return miss("quantisation-differs", latent.linear.node, wanted, f"{ours.scale:g}, {ours.zero_point}")
+        if not (
+            _fits(self.rope, self.heads, self.facts) and heads is not None and _fits(rotated[1], heads, self.facts)
+        ):
+            return miss("rope-unrecognised", rotated[1].node, "angles for each token, the same for all heads", "others")
         if not _same_angles(self.rope, rotated[1], self.facts):
             return miss("rope-differs", rotated[1].node, "the cos and sin of the query", "others")
         if rotated[1].output_layout != self.rope.output_layout:
@@ -428,6 +432,13 @@ def _in_order(value: ir.Value, order: tuple[int, ...], facts: Facts) -> tuple[ir
 
 def _again(where: ir.Value | ir.Node, what: str) -> Miss:
     return miss("quantisation-unsupported", where, f"{what} in real numbers", "one whose result is quantised again")
+
+
+def _fits(rope: Rope, heads: TokenHeads, facts: Facts) -> bool:
+    """Whether the angles are broadcast over the axis of the heads, if there is one."""
+    rank = facts.rank(rope.x) or 0
+    axis = rank - 3 if heads.heads_first else rank - 2
+    return rank == 2 or (rope.cos.fits(axis) and rope.sin.fits(axis))
 
 
 def _same_angles(query: Rope, key: Rope, facts: Facts) -> bool:

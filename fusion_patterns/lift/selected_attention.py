@@ -23,8 +23,8 @@ __all__ = ["SelectedAttention", "recognise_selected_attention"]
 class SelectedAttention:
     """Attention over selected keys; `out` (B, S, N, D).
 
-    `query` (B, S, N, D), `query_rope` (B, S, N, Dr), `latent` (B, T, D) keys and values, `rotated` (B, T, Dr), `indices`
-    (B, S, K). `padded`: entries of -1 select nothing, and a list of nothing else makes its row not a number.
+    `query` (B, S, N, D), `query_rope` (B, S, N, Dr), `latent` (B, T, D) keys and values, `rotated` (B, T, Dr),
+    `indices` (B, S, K). `padded`: entries of -1 select nothing, and a list of nothing else makes its row not a number.
     `proven`: the graph itself says that the entries are distinct and in range.
     """
 
@@ -42,7 +42,7 @@ class SelectedAttention:
 
 @dataclass(frozen=True)
 class _Keys:
-    """Keys of one product: all of them, (B, T, D), and the list (B, S, K) they were gathered by (None: not gathered)."""
+    """Keys of one product: all of them, (B, T, D), and the list (B, S, K) they were gathered by, None for no list."""
 
     all: ir.Value
     gathered_by: ir.Value | None
@@ -183,7 +183,7 @@ def _scattered(mask: ir.Value, facts: Facts) -> tuple[ir.Value, int] | None:
     node = facts.producer(facts.input(added, 0)) if is_op(added, "Unsqueeze") else None
     if axes is None or len(axes) != 1 or not is_op(node, "ScatterElements") or facts.rank(node.outputs[0]) != 3:
         return None
-    if facts.axis(node, node.outputs[0], 0) != 2 or attribute(node, "reduction", b"none") not in ("none", b"none"):
+    if facts.axis(node, node.outputs[0], 0) != 2 or attribute(node, "reduction") != "none":
         return None
     background, written = uniform_value(facts.input(node, 0), facts), uniform_value(facts.input(node, 2), facts)
     if background is None or background > -65504 or written != 0:

@@ -38,7 +38,7 @@ def _slot_write(value: ir.Value, facts: Facts) -> SlotWrite | Miss:
     node = facts.producer(value)
     if not is_op(node, "ScatterND", "ScatterElements"):
         return miss("cache-unrecognised", value, "rows scattered by slot", node.op_type if node else "a graph input")
-    if attribute(node, "reduction", "none") not in ("none", b"none"):
+    if attribute(node, "reduction") != "none":
         return miss("cache-unrecognised", node, "rows that replace those in the cache", "a reduction")
     cache, index, rows = (facts.input(node, i) for i in range(3))
     if facts.rank(cache) != 2 or facts.rank(index) != 2 or facts.rank(rows) != 2:

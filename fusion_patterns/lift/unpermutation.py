@@ -23,7 +23,7 @@ def recognise_unsorted_combine(node: ir.Node, facts: Facts) -> Miss | None:
     """
     if is_op(node, "ReduceSum"):
         indices = _gathered_by(node, facts)
-    elif is_op(node, "ScatterND") and attribute(node, "reduction") in ("add", b"add"):
+    elif is_op(node, "ScatterND") and attribute(node, "reduction") == "add":
         weighted = (
             is_op(facts.producer(facts.input(node, 2)), "Mul") and uniform_value(facts.input(node, 0), facts) == 0
         )

@@ -378,6 +378,25 @@ def test_unequal_scales_of_the_two_down_projections() -> None:
     assert (outcome.counts, outcome.codes) == ({}, ["quantisation-differs"])
 
 
+def test_angles_for_each_head_instead_of_each_token() -> None:
+    """As many tokens as heads: angles (1, 2, 64) broadcast over tokens (2, 2, 64)."""
+
+    def build() -> ir.Model:
+        sizes = {"x": f"float[2,{HIDDEN}]", "cos": f"float[2,{ROPE}]", "sin": f"float[2,{ROPE}]", "slots": "int64[2]"}
+        return layer(**sizes)
+
+    def by_head(e: Editor) -> None:
+        for name in ("cos_h", "sin_h"):
+            e.read(name, 1, [0])
+            e.shape(name, 1, 2, ROPE)
+
+    given = {name: array[:2] if name in ("x", "cos", "sin", "slots") else array for name, array in feeds().items()}
+    fused_equal(build, given)
+    outcome = fused_after(build, by_head, given)
+    outcome.assert_equal()
+    assert (outcome.counts, outcome.codes) == ({}, ["rope-unrecognised"])
+
+
 def test_scales_computed_at_run_time() -> None:
     def dynamic(e: Editor) -> None:
         codes = ir.node("DynamicQuantizeLinear", [e["qb"]], num_outputs=3, name="dynamic")

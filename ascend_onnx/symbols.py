@@ -1,0 +1,23 @@
+"""Names of symbolic dimensions as expressions that can be computed with."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+
+import onnx_ir as ir
+
+__all__ = ["expression"]
+
+
+@functools.cache
+def expression(name: str) -> str:
+    """The name itself where it is an expression ("past + 1"), else an identifier that stands for it ("batch size").
+
+    Exporters and people may name a dimension anything; equal names always give equal expressions.
+    """
+    try:
+        ir.SymbolicDim(name).free_symbols()
+    except ValueError:
+        return f"dim_{zlib.crc32(name.encode()):08x}"
+    return name
