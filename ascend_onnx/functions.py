@@ -104,18 +104,23 @@ def strip_functions(model: ir.Model) -> ir.Model: ...
 def strip_functions(model: str | Path | onnx.ModelProto | ir.Model) -> onnx.ModelProto | ir.Model:
     """Take the bodies of the domain out again: a model for the device alone. In place; a path is loaded."""
     if isinstance(model, onnx.ModelProto):
-        kept = [function for function in model.functions if function.domain != DOMAIN]
+        kept = [function for function in model.functions if not _is_body(function.domain, function.name)]
         del model.functions[:]
         model.functions.extend(kept)
         for proto_node in _proto_nodes(model.graph):
             proto_node.ClearField("overload")
         return model
     loaded = model if isinstance(model, ir.Model) else load(model)
-    for identifier in [identifier for identifier in loaded.functions if identifier[0] == DOMAIN]:
+    for identifier in [identifier for identifier in loaded.functions if _is_body(*identifier[:2])]:
         del loaded.functions[identifier]
     for node in domain_nodes(loaded):
         node.overload = ""
     return loaded
+
+
+def _is_body(domain: str, name: str) -> bool:
+    """Whether a function is the body of an operator, rather than somebody's own function in the domain."""
+    return domain == DOMAIN and name in OPERATORS
 
 
 def _body_of(node: ir.Node, opset: int) -> ir.Function:
@@ -231,7 +236,7 @@ def _copy_overloads(source: ir.Model, target: onnx.ModelProto) -> None:
     for node, proto_node in zip(domain_nodes(source), _proto_nodes(target.graph), strict=True):
         proto_node.overload = node.overload
         del proto_node.output[len(node.outputs) :]
-    bodies = [function for function in source.functions.values() if function.domain == DOMAIN]
+    bodies = [function for function in source.functions.values() if _is_body(function.domain, function.name)]
     if not bodies:
         return
     target.functions.extend(ir.to_proto(function) for function in bodies)

@@ -184,7 +184,8 @@ def _id_rule(reach: _Reach, value: ir.Value) -> str | None:
 
 
 def _indexed(node: ir.Node, axis: int) -> int | str | None:
-    return None if node.inputs[0] is None else _dim(node.inputs[0], axis)
+    dim = None if node.inputs[0] is None else _dim(node.inputs[0], axis)
+    return None if isinstance(dim, str) and dim.startswith("unk__") else dim  # a name that inference made up
 
 
 def _compared_below(value: ir.Value | None) -> int | None:

@@ -128,7 +128,10 @@ def _require_external_data(proto: onnx.ModelProto, path: Path) -> None:
         size = sizes[location]
         where = f"tensor {tensor.name!r} of {path}"
         offset, length = (_whole_number(entries.get(key, "0"), f"the {key} of {where}") for key in ("offset", "length"))
-        end = offset + max(length, _tensor_bytes(tensor, where))
+        needed = _tensor_bytes(tensor, where)
+        if "length" in entries and length != needed:
+            raise InputError(f"{where} says {length} bytes, but its shape and type take {needed}; export it again")
+        end = offset + needed
         if size is None:
             wanting.append(f"tensor {tensor.name!r} needs {path.parent / location}, which is not there")
         elif size < end:
@@ -216,11 +219,12 @@ def save(
     """
     if external_data not in EXTERNAL_DATA_MODES:
         raise InputError(f"external_data is {external_data!r}, but one of {', '.join(EXTERNAL_DATA_MODES)} is expected")
-    target = Path(os.path.abspath(path))
+    target = Path(os.path.realpath(path))  # a link keeps pointing at what gets written
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}; create it first")
-    if target.is_dir():
-        raise InputError(f"cannot write {target}: it is a folder; name a file in it")
+    for file in (target, data_path(target)):
+        if file.exists() and not file.is_file():
+            raise InputError(f"cannot write {file}: it is no regular file; name another")
     layout = plan_layout(model, target, source, external_data)
     _require_no_clash(layout, target, source)
     try:
@@ -237,8 +241,6 @@ def _require_no_clash(layout: DataLayout, target: Path, source: Path | None) -> 
     in_use = set(layout.sources)
     if layout.needs_data_file:
         data = data_path(target)
-        if data.is_dir():
-            raise InputError(f"cannot write weights to {data}: it is a folder; choose another output name")
         written[data.resolve()] = data
         if data.exists() and source is not None and Path(source).is_file():
             in_use |= _data_files(Path(source))  # lazy tensors may still be computed from them

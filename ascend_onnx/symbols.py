@@ -17,7 +17,7 @@ def expression(name: str) -> str:
     Exporters and people may name a dimension anything; equal names always give equal expressions.
     """
     try:
-        ir.SymbolicDim(name).free_symbols()
+        is_expression = name.isdigit() or bool(ir.SymbolicDim(name).free_symbols())
     except ValueError:
-        return f"dim_{zlib.crc32(name.encode()):08x}"
-    return name
+        is_expression = False
+    return name if is_expression else f"dim_{zlib.crc32(name.encode()):08x}"

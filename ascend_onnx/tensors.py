@@ -22,6 +22,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ascend_onnx.errors import InputError
+
 _SMALL_BYTES = 4096  # shape arithmetic and scalars, which shape inference reads
 
 
@@ -107,11 +109,20 @@ class FileMaps:
         if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth < 8 or not tensor.nbytes:
             return tensor.numpy()
         file = external_path(tensor)
-        if file not in self._maps:
-            self._maps[file] = np.memmap(file, np.uint8, "r")
         start = tensor.offset or 0
+        if file not in self._maps:
+            self._maps[file] = _mapped(file)
+        if len(self._maps[file]) < start + tensor.nbytes:
+            raise InputError(f"tensor {tensor.name!r} ends behind the end of {file}; the file was cut off")
         values = self._maps[file][start : start + tensor.nbytes].view(tensor.dtype.numpy())
         return values.reshape(tensor.shape.numpy())
+
+
+def _mapped(file: Path) -> np.memmap:
+    try:
+        return np.memmap(file, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise InputError(f"the weights in {file} cannot be read: {error}") from None
 
 
 def _put_initializer(value: ir.Value) -> Callable[[ir.TensorProtocol], None]:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from fusion_patterns.emit import Emitter
 from fusion_patterns.graph import Dimension, static
 from fusion_patterns.lift.attention import Attention
+from fusion_patterns.lift.permuted import Permuted
 
 __all__ = [
     "LatentQuery",
@@ -19,6 +20,7 @@ __all__ = [
     "expand_values",
     "interleave",
     "latent_attention",
+    "scaled_query",
     "without_head_axis",
 ]
 
@@ -46,6 +48,17 @@ class LatentQuery:
     query_rope: ir.Value
 
 
+def scaled_query(emit: Emitter, query: LatentQuery, scale: Permuted) -> LatentQuery:
+    """The query times one number per token, which a permutation of `scale` yields as (B or 1, 1, S, 1)."""
+    batch, head, token, feature = scale.perm
+    order, dims = (batch, token, head, feature), _dims(scale.base)
+    factor = scale.base
+    if order != (0, 1, 2, 3):
+        factor = emit.op("Transpose", factor, perm=list(order), shape=[dims[axis] for axis in order])
+    parts = (query.query, query.query_rope)
+    return LatentQuery(*(emit.op("Mul", part, factor, shape=_dims(part)) for part in parts))
+
+
 def latent_attention(
     emit: Emitter,
     tokens: Tokens,
@@ -71,14 +84,14 @@ def latent_attention(
     scores = _cast(emit, scores, ir.DataType.FLOAT)
     scores = emit.op("Mul", scores, emit.scalar(attention.scale, ir.DataType.FLOAT), shape=_dims(scores))
     if attention.mask is not None:
-        scores = _masked(emit, tokens, scores, attention.mask, attention.heads_first)
+        scores = _masked(emit, tokens, scores, keys, attention.mask, attention.heads_first)
     weights = emit.op("Softmax", scores, axis=-1, shape=_dims(scores))
     if attention.empty_rows_zero:
         empty = emit.op("IsNaN", weights, dtype=ir.DataType.BOOL, shape=_dims(weights))
         zero = emit.scalar(0.0, ir.DataType.FLOAT)
         weights = emit.op("Where", empty, zero, weights, dtype=ir.DataType.FLOAT, shape=_dims(weights))
     if attention.mask is not None:
-        flat = emit.op("Concat", rows, emit.integers([-1]), axis=0, shape=[3])
+        flat = emit.op("Concat", rows, _length_of(emit, keys), axis=0, shape=[3])
         weights = emit.op("Reshape", weights, flat, shape=(tokens.b, tokens.s * tokens.n, tokens.t))
     weights = _cast(emit, weights, keys.dtype or ir.DataType.FLOAT)
     width = _dims(keys)[2]
@@ -92,7 +105,9 @@ def _cast(emit: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     return value if value.dtype == dtype else emit.op("Cast", value, to=dtype, dtype=dtype, shape=_dims(value))
 
 
-def _masked(emit: Emitter, tokens: Tokens, scores: ir.Value, mask: ir.Value, heads_first: bool) -> ir.Value:
+def _masked(
+    emit: Emitter, tokens: Tokens, scores: ir.Value, keys: ir.Value, mask: ir.Value, heads_first: bool
+) -> ir.Value:
     """Scores (B, S * N, T) as (B, S, N, T), plus the mask."""
 
     def build() -> ir.Value:
@@ -100,7 +115,10 @@ def _masked(emit: Emitter, tokens: Tokens, scores: ir.Value, mask: ir.Value, hea
 
     added = emit.shared(("mask", mask, heads_first), build)
     dims = (tokens.b, tokens.s, tokens.n, tokens.t)
-    per_head = emit.op("Reshape", scores, _score_shape(emit, tokens), shape=dims)
+    target = emit.op(
+        "Concat", tokens.batch, tokens.length, emit.integers([tokens.n]), _length_of(emit, keys), axis=0, shape=[4]
+    )
+    per_head = emit.op("Reshape", scores, target, shape=dims)
     return emit.op("Add", per_head, added, shape=dims)
 
 
@@ -154,11 +172,14 @@ def _scores(emit: Emitter, tokens: Tokens, rows: ir.Value, query: ir.Value, keys
     return emit.op("MatMul", flat, turned, shape=(b, s * n, t))
 
 
-def _score_shape(emit: Emitter, tokens: Tokens) -> ir.Value:
-    value: ir.Value = emit.shared(
-        ("score shape", tokens.batch, tokens.length, tokens.n),
-        lambda: emit.op("Concat", tokens.batch, tokens.length, emit.integers([tokens.n, -1]), axis=0, shape=[4]),
-    )
+def _length_of(emit: Emitter, keys: ir.Value) -> ir.Value:
+    """[T] of keys (B, T, H), which a Reshape could not infer where the batch is empty."""
+
+    def build() -> ir.Value:
+        shape = emit.op("Shape", keys, dtype=ir.DataType.INT64, shape=[3])
+        return emit.op("Slice", shape, emit.integers([1]), emit.integers([2]), shape=[1])
+
+    value: ir.Value = emit.shared(("length", keys), build)
     return value
 
 

@@ -30,6 +30,7 @@ class Emitter:
                 self._taken.update(output.name for output in node.outputs)
         self._shared: dict[Any, Any] = {}
         self._counters: dict[str, int] = {}
+        self._initializers: list[ir.Value] = []
         self.nodes: list[ir.Node] = []
 
     def name(self, stem: str) -> str:
@@ -71,11 +72,9 @@ class Emitter:
         inputs: Mapping[str, ir.Value],
         outputs: Sequence[str],
         attributes: Mapping[str, Any],
-        provenance: Mapping[str, str],
     ) -> dict[str, ir.Value]:
         """A node of the domain; its outputs by name."""
         node = operator.node(inputs, outputs, attributes, name=self.name(operator.name))
-        node.metadata_props.update(provenance)
         for declared, value in zip(operator.outputs, node.outputs, strict=False):
             if value.name is None:
                 value.name = self.name(f"{node.name}_{declared.name}")
@@ -132,7 +131,7 @@ class Emitter:
             shape=ir.Shape([int(str(dim)) for dim in tensor.shape]),
             const_value=tensor,
         )
-        self._root.initializers.add(value)
+        self._initializers.append(value)
         return value
 
     def shared(self, key: Any, build: Callable[[], Any]) -> Any:
@@ -142,6 +141,8 @@ class Emitter:
         return self._shared[key]
 
     def commit(self) -> None:
-        """Put the new nodes into the graph (order is restored by sorting)."""
+        """Put the new nodes and initializers into the graph (order is restored by sorting)."""
+        for value in self._initializers:
+            self._root.initializers.add(value)
         self._graph.extend(self.nodes)
-        self.nodes = []
+        self._initializers, self.nodes = [], []

@@ -16,11 +16,11 @@ from fusion_patterns.miss import Miss, miss
 from fusion_patterns.report import Fused, Missed
 
 __all__ = [
-    "Candidate",
     "Decisions",
     "Fusion",
     "LatentCache",
     "Match",
+    "Refused",
     "apply",
     "between",
     "decide",
@@ -78,11 +78,11 @@ class Fusion(Protocol):
     @property
     def anchors(self) -> tuple[str, ...]: ...
 
-    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]: ...
+    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Refused]: ...
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Refused:
     """A candidate that does not fuse: the fusion and the anchor it was looked at for, and the reason."""
 
     fusion: str
@@ -102,7 +102,7 @@ class Decisions:
 
     graph: ir.Graph
     matches: list[Match] = field(default_factory=list)
-    misses: list[Candidate] = field(default_factory=list)
+    misses: list[Refused] = field(default_factory=list)
     shapes: Mapping[ir.Value, ir.Shape] = field(default_factory=dict)
     subgraphs: list[ir.Graph] = field(default_factory=list)
 
@@ -134,14 +134,14 @@ def decide(
             decisions.subgraphs.extend(_bodies(node))
         for fusion in by_anchor.get(node.op_type, ()):
             for outcome in fusion.match(node, facts):
-                if isinstance(outcome, Candidate):
+                if isinstance(outcome, Refused):
                     decisions.misses.append(outcome)
                 elif (open_question := _not_assumed(outcome, facts)) is not None:
-                    decisions.misses.append(Candidate(fusion.name, node, open_question))
+                    decisions.misses.append(Refused(fusion.name, node, open_question))
                 elif not claimed.isdisjoint(outcome.results):
                     shared = ", ".join(sorted(value.name or "" for value in claimed.intersection(outcome.results)))
                     overlap = miss("overlap", node, "values that no other match replaces", shared)
-                    decisions.misses.append(Candidate(fusion.name, node, overlap))
+                    decisions.misses.append(Refused(fusion.name, node, overlap))
                 else:
                     claimed.update(outcome.results)
                     decisions.matches.append(outcome)
@@ -189,11 +189,22 @@ def apply(
         gone = [label(node) for node in [*dead, *_release_shapes(match, old, emitter, sweep)]]
         kept = [value.name or "" for value in match.absorbed if sweep.is_alive(value.producer())]
         anchor, assumed = label(match.anchor), list(match.assumed)
+        for node in nodes:
+            node.metadata_props.update(_provenance(match, gone))
         entries.extend((Fused(n.op_type, "", anchor, gone, match.validated, assumed, kept), n) for n in nodes)
     sweep.finish()
     emitter.commit()
     graph.sort()
     return entries
+
+
+def _provenance(match: Match, replaced: list[str]) -> dict[str, str]:
+    """Where a fused node comes from, for whoever inspects the model later."""
+    return {
+        "ascend_onnx.fusion": match.fusion,
+        "ascend_onnx.anchor": label(match.anchor),
+        "ascend_onnx.replaced": ",".join(replaced),
+    }
 
 
 def between(match: Match) -> list[ir.Node]:

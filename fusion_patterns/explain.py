@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ascend_onnx.errors import InputError
 from ascend_onnx.storage import load
-from fusion_patterns.engine import Candidate, label
+from fusion_patterns.engine import Refused, label
 from fusion_patterns.fuse import FUSIONS, default_assumptions
 from fusion_patterns.graph import Facts
 from fusion_patterns.miss import Miss
@@ -67,9 +67,9 @@ def explain(model: str | Path | onnx.ModelProto | ir.Model, node: str) -> list[E
         outcomes = list(fusion.match(anchor, facts))
         steps = tuple(_step(kind, value, answer) for kind, value, answer in facts.trace() if kind not in _FACTS)
         for outcome in outcomes:
-            missed = isinstance(outcome, Candidate)
+            missed = isinstance(outcome, Refused)
             name = outcome.fusion
-            text = outcome.miss.message if isinstance(outcome, Candidate) else _operators(outcome.calls)
+            text = outcome.miss.message if isinstance(outcome, Refused) else _operators(outcome.calls)
             found.append(Explanation(name, label(anchor), not missed, text, steps))
     return found
 

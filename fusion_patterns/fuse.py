@@ -16,7 +16,7 @@ from ascend_onnx.functions import attach_functions
 from ascend_onnx.operator import DOMAIN, Product
 from ascend_onnx.operators import OPERATORS
 from ascend_onnx.storage import load
-from fusion_patterns.engine import Candidate, Decisions, Fusion, Match, apply, decide, planned, timed
+from fusion_patterns.engine import Decisions, Fusion, Match, Refused, apply, decide, planned, timed
 from fusion_patterns.miss import Miss, miss
 from fusion_patterns.mla_preprocess import MlaPreprocess
 from fusion_patterns.mla_projection import MlaProjection
@@ -90,7 +90,9 @@ def fuse(
     if isinstance(model, onnx.ModelProto):
         loaded = ir.from_proto(model)
         report = _fuse(load(loaded), options)
-        model.CopyFrom(_as_proto(loaded))
+        fused = _as_proto(loaded)
+        fused.training_info.extend(model.training_info)  # onnx_ir does not carry it
+        model.CopyFrom(fused)
         return report
     return _fuse(load(model), options)
 
@@ -133,6 +135,7 @@ def _checked_options(
     _require("kv_cache", kv_cache, ("keep",))
     _require("target", target, ("any", *(product.value for product in Product)))
     _require("validate", validate, ("none", "sample", "all"))
+    assume = (assume,) if isinstance(assume, str) else assume
     for name in assume:
         _require("assume", name, ("none", *ASSUMPTIONS))
     if only is not None:
@@ -143,7 +146,7 @@ def _checked_options(
 
 def _require(option: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise InputError(f"{option} takes {', '.join(known)}; got {value!r}")
+        raise InputError(f"{option} must be one of {', '.join(known)}; got {value!r}")
 
 
 def _fuse(model: ir.Model, options: _Options) -> Report:
@@ -198,7 +201,7 @@ def _keep(decisions: Decisions, refuse: Callable[[Match], Miss | None]) -> None:
         if reason is None:
             kept.append(match)
         else:
-            decisions.misses.append(Candidate(match.fusion, match.anchor, reason))
+            decisions.misses.append(Refused(match.fusion, match.anchor, reason))
     decisions.matches = kept
 
 

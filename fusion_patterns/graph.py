@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ascend_onnx.symbols import expression
 
-__all__ = ["ABSENT", "Dimension", "Facts", "attribute", "is_op", "only_reader", "same_dim", "static"]
+__all__ = ["ABSENT", "Dimension", "Facts", "attribute", "is_op", "only_reader", "same_dim", "static", "stored_tensor"]
 
 _T = TypeVar("_T")
 
@@ -48,6 +48,15 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
         return default
     value = onnx.helper.get_attribute_value(declared.default_value)
     return value.decode() if isinstance(value, bytes) else value
+
+
+def stored_tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    """The tensor of a constant: an initializer that is no input, or the output of a Constant node; not read."""
+    node = value.producer()
+    if is_op(node, "Constant"):
+        given = node.attributes.get("value")
+        return None if given is None else given.as_tensor()
+    return value.const_value if value.is_initializer() and not value.is_graph_input() else None
 
 
 def only_reader(value: ir.Value) -> tuple[ir.Node, int] | None:

@@ -24,7 +24,7 @@ from ascend_onnx.operator import Call, Tensor
 from ascend_onnx.operators import OPERATORS
 from fusion_patterns import int8_weights
 from fusion_patterns.emit import Emitter
-from fusion_patterns.engine import Candidate, Match
+from fusion_patterns.engine import Match, Refused
 from fusion_patterns.graph import Dimension, Facts, is_op, same_dim
 from fusion_patterns.int8_weights import Part
 from fusion_patterns.lift.quantised import PerTensor
@@ -61,13 +61,13 @@ class MlaPreprocess:
     operators = ("MlaPreprocess",)
     anchors = ("MatMul", "MatMulInteger", "QLinearMatMul", "Gemm")
 
-    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
+    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Refused]:
         found = recognise_quantised_projections(node, facts)
         if found is None:
             return
         reason = found if isinstance(found, Miss) else _unfit(node, found, facts)
         if reason is not None:
-            yield Candidate(self.name, node, reason)
+            yield Refused(self.name, node, reason)
         elif not isinstance(found, Miss):
             yield _match(node, found, facts)
 
@@ -189,9 +189,8 @@ def _parts(layer: QuantisedProjections) -> tuple[list[Part], list[Part]]:
 
 
 def _emit(emit: Emitter, node: ir.Node, layer: QuantisedProjections, facts: Facts) -> dict[ir.Value, ir.Value]:
-    provenance = {"ascend_onnx.fusion": MlaPreprocess.name, "ascend_onnx.anchor": node.name or ""}
     inputs = _inputs(emit, layer, facts)
-    made = emit.fused(_OPERATOR, inputs, _OUTPUTS, _attributes(layer), provenance)
+    made = emit.fused(_OPERATOR, inputs, _OUTPUTS, _attributes(layer))
     results = {
         layer.query: _shaped(emit, made["q_out"], layer, layer.order, layer.query, facts),
         layer.query_rope: _shaped(emit, made["q_rope_out"], layer, _rope_order(layer), layer.query_rope, facts),

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from fusion_patterns import weights
 from fusion_patterns.emit import Emitter
-from fusion_patterns.engine import Candidate, Match
+from fusion_patterns.engine import Match, Refused
 from fusion_patterns.graph import Facts
 from fusion_patterns.lift.absorbed_query import AbsorbedQuery, KeyWeight, recognise_absorbed_query
 from fusion_patterns.miss import Miss
@@ -31,13 +31,13 @@ class MlaProjection:
     operators = ("MlaPrologV2WeightNz",)
     anchors = ("Einsum", "MatMul")
 
-    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
+    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Refused]:
         found = recognise_absorbed_query(node, facts)
         if found is None:
             return
         reason = found if isinstance(found, Miss) else unfit(found.projections, facts)
         if reason is not None:
-            yield Candidate(self.name, node, reason)
+            yield Refused(self.name, node, reason)
         elif not isinstance(found, Miss):
             yield _match(node, found, facts)
 
@@ -62,8 +62,7 @@ def _match(node: ir.Node, found: AbsorbedQuery, facts: Facts) -> Match:
 
 
 def _emit(emit: Emitter, node: ir.Node, found: AbsorbedQuery, facts: Facts) -> dict[ir.Value, ir.Value]:
-    provenance = {"ascend_onnx.fusion": MlaProjection.name, "ascend_onnx.anchor": node.name or ""}
-    prolog = Prolog.emit(emit, found.projections, key_half_of(emit, found.weight), provenance, facts)
+    prolog = Prolog.emit(emit, found.projections, key_half_of(emit, found.weight), facts)
     rope_order = (0, 2, 1, 3) if found.rope_heads_first else (0, 1, 2, 3)
     return {
         found.query: _ordered(emit, prolog.query, found.order),

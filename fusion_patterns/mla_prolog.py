@@ -14,9 +14,15 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from fusion_patterns import weights
-from fusion_patterns.absorbed_attention import LatentQuery, Tokens, expand_values, latent_attention
+from fusion_patterns.absorbed_attention import (
+    LatentQuery,
+    Tokens,
+    expand_values,
+    latent_attention,
+    scaled_query,
+)
 from fusion_patterns.emit import Emitter
-from fusion_patterns.engine import Candidate, LatentCache, Match
+from fusion_patterns.engine import LatentCache, Match, Refused
 from fusion_patterns.graph import Facts
 from fusion_patterns.lift.attention import recognise_attention
 from fusion_patterns.lift.latent_attention import LatentAttention, recognise_latent_attention
@@ -37,7 +43,7 @@ class MlaProlog:
     operators = ("MlaPrologV2WeightNz", "SparseFlashAttention")
     anchors = ("Softmax", "Attention")
 
-    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
+    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Refused]:
         """A Match, and a Miss for a selection that stays a mask; or the Miss of the whole layer."""
         if recognise_selected_attention(node, facts) is not None:
             return  # another fusion's candidate
@@ -47,7 +53,7 @@ class MlaProlog:
         layer = attention if isinstance(attention, Miss) else recognise_latent_attention(attention, facts)
         reason = layer if isinstance(layer, Miss) else _unfit(layer, facts)
         if reason is not None:
-            yield Candidate(self.name, node, reason)
+            yield Refused(self.name, node, reason)
             return
         assert not isinstance(layer, Miss)  # that would have been the reason
         sparse = recognise_sparse_attention(layer, facts)
@@ -56,7 +62,7 @@ class MlaProlog:
                 "not-requested", node, f"{facts.only} alone", "SparseFlashAttention behind MlaPrologV2WeightNz"
             )
         if isinstance(sparse, Miss):
-            yield Candidate(SPARSE, node, sparse)
+            yield Refused(SPARSE, node, sparse)
             sparse = None
         if facts.only not in (None, "MlaPrologV2WeightNz"):
             return
@@ -76,6 +82,8 @@ def _unfit(layer: LatentAttention, facts: Facts) -> Miss | None:
 def _match(layer: LatentAttention, sparse: SparseAttention | None, facts: Facts) -> Match:
     attention, key, paths = layer.attention, layer.key, layer.projections
     boundary = paths.boundary()
+    if layer.token_scale is not None:
+        boundary[layer.token_scale.base] = None
     boundary.update({rows.past: None for rows in (key.latent, key.rotated) if rows.past is not None})
     if sparse is not None:
         boundary[sparse.selection.scores] = None
@@ -106,10 +114,9 @@ def _emit(
     emit: Emitter, layer: LatentAttention, sparse: SparseAttention | None, facts: Facts
 ) -> dict[ir.Value, ir.Value]:
     attention, key, paths = layer.attention, layer.key, layer.projections
-    provenance = {"ascend_onnx.fusion": MlaProlog.name, "ascend_onnx.anchor": attention.node.name or ""}
     halves = key.expansion.weight, paths.query.heads, paths.query.nope
     weight_uk, weight_uv = weights.key_half(emit, *halves), weights.value_half(emit, *halves)
-    prolog = Prolog.emit(emit, paths, weight_uk, provenance, facts)
+    prolog = Prolog.emit(emit, paths, weight_uk, facts)
     scratch = prolog.scratch
     new_latent = scratch.shaped(emit, prolog.latent_rows, key.latent.new, facts)
     new_rotated = scratch.shaped(emit, prolog.rotated_rows, key.rotated.new, facts)
@@ -119,8 +126,10 @@ def _emit(
     length = total if total is not None else ir.SymbolicDim(None)
     tokens = Tokens(scratch.b, scratch.s, paths.query.heads, length, scratch.batch, scratch.length)
     query = LatentQuery(prolog.query, prolog.query_rope)
+    if layer.token_scale is not None:
+        query = scaled_query(emit, query, layer.token_scale)
     if sparse is not None:
-        context = sparse.emit(emit, query, latent, rotated, attention.scale, provenance)
+        context = sparse.emit(emit, query, latent, rotated, attention.scale)
     else:
         context = latent_attention(emit, tokens, query, latent, rotated, attention)
     return {

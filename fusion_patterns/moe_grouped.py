@@ -187,7 +187,7 @@ def grouped_match(fusion: str, block: GroupedExperts, facts: Facts) -> Match:
 
 def _emit(emit: Emitter, fusion: str, block: GroupedExperts, facts: Facts) -> dict[ir.Value, ir.Value]:
     tokens = block.tokens
-    routed = route(emit, fusion, block.permutation.node, tokens, routing_attributes(tokens.experts), facts)
+    routed = route(emit, tokens, routing_attributes(tokens.experts), facts)
     counts = routed["expert_tokens_count_or_cumsum"]
     first = _product(emit, block.first, routed["expanded_x"], counts, facts)
     second = _product(emit, block.second, block.second.rows, counts, facts)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from fusion_patterns.engine import Candidate, Match
+from fusion_patterns.engine import Match, Refused
 from fusion_patterns.graph import Facts, is_op
 from fusion_patterns.lift.batched_experts import (
     BatchedExperts,
@@ -51,10 +51,10 @@ class MoeInitRouting:
         *("ReduceSum", "ScatterND"),
     )
 
-    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
+    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Refused]:
         outcome = _FORMS[node.op_type](self.name, node, facts)
         if outcome is not None:
-            yield Candidate(self.name, node, outcome) if isinstance(outcome, Miss) else outcome
+            yield Refused(self.name, node, outcome) if isinstance(outcome, Miss) else outcome
 
 
 def _sorted(fusion: str, node: ir.Node, facts: Facts) -> Outcome:

@@ -180,8 +180,8 @@ def _attributes(routed: _Routed) -> dict[str, int]:
 
 
 def _emit(emit: Emitter, fusion: str, routed: _Routed, facts: Facts) -> dict[ir.Value, ir.Value]:
-    quantised, anchor = routed.quantised, routed.permutation.node
-    made = route(emit, fusion, anchor, routed.tokens, _attributes(routed), facts, _scales(emit, quantised, facts))
+    quantised = routed.quantised
+    made = route(emit, routed.tokens, _attributes(routed), facts, _scales(emit, quantised, facts))
     replaced: dict[ir.Value, ir.Value] = {}
     if isinstance(quantised, DynamicQuantisation):
         column = emit.op("Unsqueeze", made["expanded_scale"], emit.integers([1]), shape=facts.shape(quantised.scale))

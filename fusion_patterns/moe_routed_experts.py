@@ -206,8 +206,6 @@ def _rows(x: ir.Value, facts: Facts) -> Dimension:
 
 def route(
     emit: Emitter,
-    fusion: str,
-    anchor: ir.Node,
     tokens: Tokens,
     attributes: dict[str, int],
     facts: Facts,
@@ -225,8 +223,7 @@ def route(
         ids = emit.op("Cast", ids, to=ir.DataType.INT32, dtype=ir.DataType.INT32, shape=facts.shape(ids))
     inputs = {"x": x, "expert_idx": ids, **(scales or {})}
     outputs = (*_OUTPUTS, "expanded_scale") if attributes.get("quant_mode") == 1 else _OUTPUTS
-    provenance = {"ascend_onnx.fusion": fusion, "ascend_onnx.anchor": anchor.name or ""}
-    return emit.fused(OPERATOR, inputs, outputs, attributes, provenance)
+    return emit.fused(OPERATOR, inputs, outputs, attributes)
 
 
 def _matrix(emit: Emitter, value: ir.Value, shape: tuple[Dimension, Dimension | None], facts: Facts) -> ir.Value:
@@ -244,7 +241,7 @@ def known(*dims: Dimension | None) -> tuple[Dimension, ...]:
 
 def _emit(emit: Emitter, fusion: str, block: RoutedExperts, facts: Facts) -> dict[ir.Value, ir.Value]:
     tokens = block.tokens
-    routed = route(emit, fusion, block.anchor, tokens, routing_attributes(tokens.experts), facts)
+    routed = route(emit, tokens, routing_attributes(tokens.experts), facts)
     assignments = _rows(tokens.x, facts) * tokens.choices
     counts = routed["expert_tokens_count_or_cumsum"]
     rows = _Rebuilt(emit, counts, assignments, facts).run(block.network, routed["expanded_x"])

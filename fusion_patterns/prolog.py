@@ -97,12 +97,10 @@ class Prolog:
     scratch: Scratch
 
     @classmethod
-    def emit(
-        cls, emit: Emitter, paths: Projections, weight_uk: ir.Value, provenance: dict[str, str], facts: Facts
-    ) -> Prolog:
+    def emit(cls, emit: Emitter, paths: Projections, weight_uk: ir.Value, facts: Facts) -> Prolog:
         scratch = scratch_of(emit, paths.x, facts)
         inputs = _inputs(emit, paths, weight_uk, scratch, facts)
-        made = emit.fused(_OPERATOR, inputs, _OUTPUTS, _attributes(paths), provenance)
+        made = emit.fused(_OPERATOR, inputs, _OUTPUTS, _attributes(paths))
         rows = scratch.rows(emit, made["kv_cache_out"], LATENT), scratch.rows(emit, made["kr_cache_out"], ROPE)
         if paths.key.rope.output_layout is RopeLayout.HALF:
             return cls(made["query"], made["query_rope"], *rows, scratch)

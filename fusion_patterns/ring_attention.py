@@ -16,7 +16,7 @@ from ascend_onnx.operator import Call, Tensor
 from ascend_onnx.operators import OPERATORS
 from fusion_patterns.attention_rows import LANES, AttentionRows, cast, recognise_rows
 from fusion_patterns.emit import Emitter
-from fusion_patterns.engine import Candidate, Match
+from fusion_patterns.engine import Match, Refused
 from fusion_patterns.graph import Facts, is_op
 from fusion_patterns.lift.indexed import Size, sizes
 from fusion_patterns.lift.merged_statistics import MergedStatistic, StatisticKind, find_merged_statistics
@@ -39,12 +39,12 @@ class RingAttention:
     operators = ("RingAttentionUpdateV2",)
     anchors = ("Add", "Sub")
 
-    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
+    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Refused]:
         merge = _recognise_at(node, facts)
         if merge is None:
             return
         outcome = merge if isinstance(merge, Miss) else _match(node, merge, facts)
-        yield Candidate(self.name, node, outcome) if isinstance(outcome, Miss) else outcome
+        yield Refused(self.name, node, outcome) if isinstance(outcome, Miss) else outcome
 
 
 def _recognise_at(node: ir.Node, facts: Facts) -> PartialMerge | Miss | None:
@@ -180,8 +180,7 @@ class _Replacement:
         inputs.update({f"cur_{name}": value for name, value in cur.items()})
         if not rows.is_sbh:
             inputs["actual_seq_qlen"] = _one_sequence(emit, prev["attn_out"])
-        provenance = {"ascend_onnx.fusion": RingAttention.name, "ascend_onnx.anchor": self.anchor.name or ""}
-        fused = emit.fused(_OPERATOR, inputs, _OUTPUTS, _attributes(rows), provenance)
+        fused = emit.fused(_OPERATOR, inputs, _OUTPUTS, _attributes(rows))
         out = rows.attention_out(emit, fused["attn_out"], self.inputs[merge.prev.attention]())
         assert merge.out.dtype is not None  # one of `_FLOATS`
         results = {merge.out: cast(emit, out, merge.out.dtype)}

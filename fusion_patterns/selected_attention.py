@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ascend_onnx.operator import Call, Tensor
 from ascend_onnx.operators import OPERATORS
 from fusion_patterns.emit import Emitter
-from fusion_patterns.engine import Candidate, Match
+from fusion_patterns.engine import Match, Refused
 from fusion_patterns.graph import Facts
 from fusion_patterns.lift.selected_attention import SelectedAttention, recognise_selected_attention
 from fusion_patterns.miss import Miss
@@ -32,10 +32,10 @@ class SelectedKeys:
     operators = ("SparseFlashAttention",)
     anchors = ("Softmax",)
 
-    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Candidate]:
+    def match(self, node: ir.Node, facts: Facts) -> Iterator[Match | Refused]:
         found = recognise_selected_attention(node, facts)
         if isinstance(found, Miss):
-            yield Candidate(self.name, node, found)
+            yield Refused(self.name, node, found)
         elif found is not None:
             yield _match(found, facts)
 
@@ -107,8 +107,7 @@ def _emit(emit: Emitter, found: SelectedAttention, facts: Facts) -> dict[ir.Valu
         "query_rope": found.query_rope,
         "key_rope": _with_head_axis(emit, found.rotated, facts),
     }
-    provenance = {"ascend_onnx.fusion": SelectedKeys.name, "ascend_onnx.anchor": found.node.name or ""}
-    out = emit.fused(_OPERATOR, inputs, ("attention_out",), _attributes(found), provenance)["attention_out"]
+    out = emit.fused(_OPERATOR, inputs, ("attention_out",), _attributes(found))["attention_out"]
     return {found.out: _empty_rows_undefined(emit, out, listed, facts) if found.padded else out}
 
 
@@ -121,7 +120,9 @@ def _with_head_axis(emit: Emitter, rows: ir.Value, facts: Facts) -> ir.Value:
 def _empty_rows_undefined(emit: Emitter, out: ir.Value, indices: ir.Value, facts: Facts) -> ir.Value:
     """The softmax of a row without any key is not a number in the original, where the operator writes zeros."""
     b, s = (facts.shape(indices) or ())[:2]
-    first = emit.op("Slice", indices, emit.integers([0]), emit.integers([1]), emit.integers([2]), shape=(b, s, 1))
+    ends = emit.integers([0, 0, 0, 0, 0, 1])
+    listed = emit.op("Pad", indices, ends, shape=(b, s, ir.SymbolicDim(None)))  # a list of length 0 is not empty-handed
+    first = emit.op("Slice", listed, emit.integers([0]), emit.integers([1]), emit.integers([2]), shape=(b, s, 1))
     zero = emit.typed(np.array(0, np.int32))
     empty = emit.op("Less", first, zero, dtype=ir.DataType.BOOL, shape=(b, s, 1))
     spread = emit.op("Unsqueeze", empty, emit.integers([3]), shape=(b, s, 1, 1))

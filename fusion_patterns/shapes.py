@@ -65,6 +65,10 @@ def _symbolically_inferred(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     for node in proto.graph.node:
         if node.op_type == "Constant":
             _as_tensor_constant(node)
+        elif node.op_type in _SAME_SHAPE:
+            node.op_type = "Identity"  # younger than the symbolic inference, which would know nothing behind it
+            del node.input[1:]
+            del node.attribute[:]
     log = logging.getLogger(SymbolicShapeInference.__module__)
     log.addFilter(_nothing)  # it warns of what it cannot tell, which is no news to a user
     try:
@@ -74,6 +78,9 @@ def _symbolically_inferred(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     finally:
         log.removeFilter(_nothing)
     return [*inferred.graph.value_info, *inferred.graph.output]
+
+
+_SAME_SHAPE = ("RMSNormalization", "RotaryEmbedding")
 
 
 def _nothing(_record: logging.LogRecord) -> bool:

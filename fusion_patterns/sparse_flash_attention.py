@@ -68,7 +68,6 @@ class SparseAttention:
         latent: ir.Value,
         rotated: ir.Value,
         scale: float,
-        provenance: dict[str, str],
     ) -> ir.Value:
         """attention_out (B, S, N, 512) of the latents (B, 1, T, 512) and rotated keys (B, 1, T, 64)."""
         indices = emit.op(
@@ -88,7 +87,7 @@ class SparseAttention:
             "query_rope": query.query_rope,
             "key_rope": _tokens_first(emit, rotated),
         }
-        return emit.fused(_OPERATOR, inputs, ("attention_out",), _attributes(scale), provenance)["attention_out"]
+        return emit.fused(_OPERATOR, inputs, ("attention_out",), _attributes(scale))["attention_out"]
 
 
 def _attributes(scale: float) -> dict[str, float | int | str]:

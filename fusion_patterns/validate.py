@@ -66,7 +66,10 @@ def validate(
     if not verification.equal:
         reason = f"{CODES['validation-failed']} {verification.reason}"
         return replace(miss("validation-failed", match.anchor, "equal results", verification.reason), message=reason)
-    return max((output.max_rel or 0.0 for run in verification.runs for output in run.outputs), default=0.0)
+    errors = [output.max_rel for run in verification.runs for output in run.outputs if output.max_rel is not None]
+    if not errors:
+        return miss("validation-error", match.anchor, "results that are finite numbers", "none, which proves nothing")
+    return max(errors)
 
 
 def _given_rules(match: Match) -> dict[str, str]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ascend_onnx.layout import half_to_interleaved, split_kv_b
 from fusion_patterns.emit import Emitter
-from fusion_patterns.graph import static
+from fusion_patterns.graph import static, stored_tensor
 from fusion_patterns.lift.linear import WeightView
 
 __all__ = ["as_stored", "key_half", "permuted", "rope_interleaved", "scaled", "stacked_slice", "value_half"]
@@ -83,7 +83,7 @@ def _derived(
 def _computed(
     emitter: Emitter, stored: ir.Value, shape: tuple[int, ...], suffix: str, transform: Callable[[_Array], _Array]
 ) -> ir.Value:
-    source = stored.const_value
+    source = stored_tensor(stored)
     if source is None:
         raise ValueError(f"weight {stored.name!r} has no data")
 
@@ -100,7 +100,7 @@ def _computed(
 
 def stacked_slice(emitter: Emitter, stack: ir.Value, index: int) -> ir.Value:
     """Matrix `index` of a stack (E, k, n), without a copy: an external tensor at its own offset, or a view."""
-    tensor = stack.const_value
+    tensor = stored_tensor(stack)
     if tensor is None:
         raise ValueError(f"weight {stack.name!r} has no data")
     shape = static(stack.shape)[1:]

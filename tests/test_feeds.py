@@ -16,7 +16,8 @@ from ascend_onnx.storage import load
 from tests.models import CASES, GRAPHS
 
 NAMES = sorted(path.stem for folder in GRAPHS for path in folder.glob("*.onnx"))
-WHOLE = [name for name in NAMES if name.startswith(("lm_", "attn_"))]
+RELATED = {"attn_deepseek_v3_decode_sdpa_op17_ts"}  # calls past + 1 total: `verify` finds such relations, feeds do not
+WHOLE = [name for name in NAMES if name.startswith(("lm_", "attn_")) and name not in RELATED]
 INT, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
 
 

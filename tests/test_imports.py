@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = sorted(path for package in ("ascend_onnx", "fusion_patterns", "runtime_ep") for path in (ROOT / package).rglob("*.py"))
+PACKAGES = ("ascend_onnx", "fusion_patterns", "runtime_ep")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 FORBIDDEN = {
     "ascend_onnx": {"benchmarks", "fusion_patterns", "runtime_ep", "tests", "torch", "transformers"},

@@ -671,9 +671,9 @@ OPERATOR = Operator(
     name="MlaPrologV2WeightNz",
     description="Query and key-value projections of multi-head latent attention: low-rank projections, RmsNorm, the "
     "absorbed W_UK, rotary embedding (interleaved in, half-split out) and the write of the new latents into the paged "
-    "caches. Tokens with a negative cache_index are not written. The body rounds float32 values to int8; the device rounds "
-    "an int8 kr_cache to bfloat16 first and an int8 query half away from zero, so that up to 6 % of these int8 values "
-    "differ by 1.",
+    "caches. Tokens with a negative cache_index are not written. The body rounds float32 values to int8; the device "
+    "rounds an int8 kr_cache to bfloat16 first and an int8 query half away from zero, so that up to 6 % of these int8 "
+    "values differ by 1.",
     source=_SEED,
     aclnn="aclnnMlaPrologV2WeightNz",
     inputs=(

@@ -640,8 +640,8 @@ OPERATOR = Operator(
     description=(
         "Copies the tokens of a mixture of experts once per chosen expert, sorted stably by expert, and says where "
         "each went and how many every expert got. Only experts of the active range count; rows that hold no token "
-        "are zero. Optionally quantises what it copies; a device rounds the dynamic int8 values half away from zero, so "
-        "that single ones may differ by 1."
+        "are zero. Optionally quantises what it copies; a device rounds the dynamic int8 values half away from zero, "
+        "so that single ones may differ by 1."
     ),
     source="GE operator MoeInitRoutingV3, aclnnMoeInitRoutingV3",
     inputs=(

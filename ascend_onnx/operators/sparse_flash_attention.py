@@ -612,7 +612,7 @@ OPERATOR = Operator(
             "sparse_indices",
             _INT32,
             "(B, S1, N2, K) or (T1, N2, K)",
-            "Blocks of keys per token, distinct, -1 behind them.",
+            "Distinct blocks per token, -1 behind them.",
         ),
         Input("block_table", _INT32, "(B, blocks)", "Pages of each batch, for PA_BSND.", optional=True),
         Input(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion_patterns.graph import Facts, is_op
+from fusion_patterns.graph import Facts, is_op, stored_tensor
 from fusion_patterns.lift.contraction import Labelled, recognise_contraction
 from fusion_patterns.lift.heads import recognise_heads
 from fusion_patterns.lift.linear import WeightView
@@ -95,7 +95,7 @@ def recognise_absorbed_query(node: ir.Node, facts: Facts) -> AbsorbedQuery | Mis
     key = _key_beside(query.down, facts)
     if isinstance(key, Miss):
         return key
-    paths = join_projections(query, key[0])
+    paths = join_projections(query, key[0], facts)
     if isinstance(paths, Miss):
         return paths
     turned = recognise_heads(without_scale(rope[1].x, facts)[0], facts)
@@ -118,7 +118,7 @@ def key_weight(operand: Labelled, shared: str, facts: Facts) -> KeyWeight | None
         return None
     sizes = [dim for dim in shape if isinstance(dim, int)]
     inner = operand.labels.index(shared)
-    if operand.value.is_initializer() and not operand.value.is_graph_input():
+    if stored_tensor(operand.value) is not None:
         # which of the other two axes counts heads is known where the product's labels are compared
         perm = (0, inner, 3 - inner) if inner != 0 else (1, 0, 2)
         return KeyWeight(None, operand.value, perm, sizes[perm[0]], sizes[inner])
@@ -129,7 +129,7 @@ def key_weight(operand: Labelled, shared: str, facts: Facts) -> KeyWeight | None
     reshape = facts.producer(source)
     whole = facts.shape(source)
     stored = facts.input(reshape, 0) if is_op(reshape, "Reshape") else None
-    if stored is None or not stored.is_initializer() or facts.rank(stored) != 2 or whole is None or inner != 1:
+    if stored is None or stored_tensor(stored) is None or facts.rank(stored) != 2 or whole is None or inner != 1:
         return None
     heads, width, rank = whole
     if facts.shape(stored) != (heads * width, rank) or not isinstance(heads, int):

@@ -52,6 +52,9 @@ def _decomposed(softmax: ir.Node, facts: Facts) -> Attention | Miss | None:
     probabilities = softmax.outputs[0]
     guarded = _guarded(probabilities, facts)
     product = weighing_product(guarded or probabilities, facts)
+    if product is None and _is_cut_before_values(probabilities, facts):
+        found = "probabilities of more than the keys, cut before they weigh values (an attention sink)"
+        return miss("attention-unrecognised", softmax, "probabilities of keys alone", found)
     if product is None or _is_latent(product):
         return None
     rank = facts.rank(probabilities)
@@ -146,6 +149,12 @@ def weighing_product(probabilities: ir.Value, facts: Facts) -> Contraction | Non
     product = recognise_contraction(readers[0].outputs[0], facts)
     plain = facts.plain(probabilities)
     return product if product is not None and product.left.value is plain and product.factor == 1 else None
+
+
+def _is_cut_before_values(probabilities: ir.Value, facts: Facts) -> bool:
+    """Whether a product with values reads the first of the probabilities only."""
+    cuts = [value for node, _ in facts.readers(probabilities) for value in node.outputs if is_op(node, "Slice", "Split")]
+    return any(weighing_product(value, facts) is not None for value in cuts)
 
 
 def _without_mask(scores: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value | None]:

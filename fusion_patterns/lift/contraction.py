@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion_patterns.graph import Facts, attribute, is_op
+from fusion_patterns.graph import Dimension, Facts, attribute, is_op
 from fusion_patterns.lift.permuted import recognise_permuted
 from fusion_patterns.lift.scale import without_scale
 
@@ -82,10 +82,15 @@ def _matmul_labels(node: ir.Node, facts: Facts) -> tuple[str, str, str] | None:
         own = len(shape) - 2
         names = batch[depth - own :]
         beside = [other[axis] if -len(other) <= axis else 1 for axis in range(-own - 2, -2)]
-        spread = [shape[i] == 1 and beside[i] != 1 for i in range(own)]
+        spread = [shape[i] == 1 and _is_wider(beside[i]) for i in range(own)]
         sides.append("".join(_BROADCAST if spread[i] else names[i] for i in range(own)) + matrix)
     out = "".join(label if any(label in side for side in sides) else _BROADCAST for label in batch)
     return sides[0], sides[1], f"{out}mn"
+
+
+def _is_wider(dim: Dimension) -> bool:
+    """Whether a dimension is not 1 as far as its number or name tells; inference made a name up where it knew none."""
+    return dim != 1 if isinstance(dim, int) else dim.value is not None and not dim.value.startswith("unk__")
 
 
 def _einsum_labels(equation: str | bytes) -> tuple[str, str, str] | None:

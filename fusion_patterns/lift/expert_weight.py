@@ -108,5 +108,5 @@ def recognise_expert_weight(value: ir.Value, rank: int, facts: Facts) -> ExpertW
 def _is_weight(value: ir.Value, rank: int, facts: Facts) -> bool:
     """Whether a value is an initializer of this rank that no caller can replace, with sizes that are numbers."""
     shape = facts.shape(value)
-    constant = value.is_initializer() and not value.is_graph_input()
+    constant = stored_tensor(value) is not None
     return constant and shape is not None and len(shape) == rank and all(isinstance(dim, int) for dim in shape)

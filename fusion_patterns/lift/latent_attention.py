@@ -61,11 +61,15 @@ class KeyPath:
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """A whole attention layer from the hidden state x (B, S, He) to the weighted values (B, N, S, Dv)."""
+    """A whole attention layer from the hidden state x (B, S, He) to the weighted values (B, N, S, Dv).
+
+    A permutation of `token_scale` to (B or 1, 1, S, 1) multiplies the whole queries, one number a token; None: nothing.
+    """
 
     attention: Attention
     projections: Projections
     key: KeyPath
+    token_scale: Permuted | None = None
 
 
 def recognise_latent_attention(attention: Attention, facts: Facts) -> LatentAttention | Miss:
@@ -84,16 +88,17 @@ def recognise_latent_attention(attention: Attention, facts: Facts) -> LatentAtte
     key = _down_projection(path, facts)
     if isinstance(key, Miss):
         return key
-    query = _query(attention, facts)
+    whole, token_scale = _without_token_scale(attention.query, facts)
+    query = _query(whole, facts)
     if isinstance(query, Miss):
         return query
-    paths = join_projections(query, key)
+    paths = join_projections(query, key, facts)
     if isinstance(paths, Miss):
         return paths
     if (query.heads, query.nope) != (path.heads, path.nope):
         wanted, found = f"{query.heads} heads of {query.nope}", f"{path.heads} heads of {path.nope}"
         return miss("head-count", path.expansion.node, wanted, found)
-    return LatentAttention(attention, paths, path)
+    return LatentAttention(attention, paths, path, token_scale)
 
 
 def _is_expanded_cache(side: Permuted, facts: Facts) -> bool:
@@ -129,10 +134,21 @@ def _heads_first(perm: tuple[int, ...]) -> bool | None:
     return True if perm == (0, 1, 2, 3) else False if perm == (0, 2, 1, 3) else None
 
 
-def _query(attention: Attention, facts: Facts) -> QueryProjection | Miss:
-    parts = _two_parts(attention.query, facts)
+def _without_token_scale(query: Permuted, facts: Facts) -> tuple[Permuted, Permuted | None]:
+    """(queries, scale) of queries times one number per token, which models take to flatten long contexts."""
+    node = facts.producer(query.base)
+    if is_op(node, "Mul"):
+        for base, scale in facts.either_way(node):
+            shape = facts.shape(scale)
+            if shape is not None and len(shape) == 4 and shape[query.perm[1]] == 1 == shape[query.perm[3]]:
+                return Permuted(base, query.perm), Permuted(scale, query.perm)
+    return query, None
+
+
+def _query(whole: Permuted, facts: Facts) -> QueryProjection | Miss:
+    parts = _two_parts(whole, facts)
     if isinstance(parts, Miss):
-        return miss("query-unrecognised", attention.query.base, "an unrotated and a rotated part per head", parts.got)
+        return miss("query-unrecognised", whole.base, "an unrotated and a rotated part per head", parts.got)
     unrotated, nope_scale = without_scale(parts.first, facts)
     turned, rope_scale = without_scale(parts.last[0], facts) if len(parts.last) == 1 else (parts.last[0], 1.0)
     plain = recognise_heads(unrotated, facts)
@@ -221,11 +237,10 @@ def _without_ones(shape: tuple[Dimension, ...] | None) -> list[Dimension] | None
 
 
 def _before_broadcast(value: ir.Value, heads_first: bool, facts: Facts) -> ir.Value:
-    """(B, 1, T, H) or (B, T, H) of a value with one equal copy per head, which Expand made of it."""
-    node = facts.producer(value)
-    if not is_op(node, "Expand"):
-        return value
-    source, head_axis = facts.input(node, 0), 1 if heads_first else 2
+    """(B, 1, T, H) or (B, T, H) of a value with one equal copy per head, which one Expand or several made of it."""
+    source, head_axis = facts.plain(value), 1 if heads_first else 2
+    while is_op(node := source.producer(), "Expand"):
+        source = facts.input(node, 0)
     given, wide = facts.shape(source), facts.shape(value)
     if given is None or wide is None or len(given) != 4 or len(wide) != 4 or given[head_axis] != 1:
         return value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion_patterns.graph import Facts, attribute, is_op, static
+from fusion_patterns.graph import Facts, attribute, is_op, static, stored_tensor
 from fusion_patterns.miss import Miss, miss
 
 __all__ = ["Linear", "WeightView", "recognise_linear"]
@@ -70,7 +70,7 @@ def _linear(value: ir.Value, facts: Facts) -> Linear | Miss:
 
 def _biased(node: ir.Node, value: ir.Value, facts: Facts) -> Linear | Miss:
     for product, bias in facts.either_way(node):
-        if not bias.is_initializer() or facts.rank(bias) != 1:
+        if stored_tensor(bias) is None or facts.rank(bias) != 1:
             continue
         linear = recognise_linear(product, facts)
         if isinstance(linear, Linear) and linear.bias is None:
@@ -90,8 +90,7 @@ def _weight(value: ir.Value, facts: Facts) -> WeightView | None:
 def _is_matrix(value: ir.Value) -> bool:
     shape = value.shape
     return (
-        value.is_initializer()
-        and not value.is_graph_input()
+        stored_tensor(value) is not None
         and shape is not None
         and len(shape) == 2
         and all(isinstance(d, int) for d in shape)

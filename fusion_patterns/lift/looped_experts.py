@@ -124,7 +124,7 @@ _SCATTERS = ("ScatterElements", "ScatterND")
 
 
 def _adds(node: ir.Node) -> bool:
-    return attribute(node, "reduction") == "add"
+    return bool(attribute(node, "reduction") == "add")
 
 
 def _scattered_rows(node: ir.Node, facts: Facts) -> ir.Value | None:

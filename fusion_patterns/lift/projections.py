@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fusion_patterns.graph import Facts
+from fusion_patterns.lift.duplicates import common_sources
 from fusion_patterns.lift.heads import HeadView, recognise_heads, recognise_split
 from fusion_patterns.lift.linear import Linear, recognise_linear
 from fusion_patterns.lift.quantised import PerToken, same_codes
@@ -66,10 +67,14 @@ class KeyProjection:
 
 @dataclass(frozen=True)
 class Projections:
-    """Both projections of one hidden state x (B, S, He)."""
+    """Both projections of one hidden state x (B, S, He).
+
+    `angles` are the values that cos and sin are computed from: themselves where both rotations read the same ones.
+    """
 
     query: QueryProjection
     key: KeyProjection
+    angles: tuple[ir.Value, ...]
 
     @property
     def x(self) -> ir.Value:
@@ -77,7 +82,7 @@ class Projections:
 
     def boundary(self) -> dict[ir.Value, str | None]:
         """The values that the projections start from."""
-        return {self.x: None, self.query.rope.cos.value: None, self.query.rope.sin.value: None}
+        return {self.x: None, **dict.fromkeys(self.angles)}
 
     def absorbed(self) -> tuple[ir.Value, ...]:
         """The values that the operator computes inside."""
@@ -101,16 +106,18 @@ def recognise_projection(value: ir.Value, facts: Facts) -> Projection | Miss:
     return quantised
 
 
-def join_projections(query: QueryProjection, key: KeyProjection) -> Projections | Miss:
+def join_projections(query: QueryProjection, key: KeyProjection, facts: Facts) -> Projections | Miss:
     """Both projections together, when they start from one hidden state and rotate by the same angles."""
     if query.down.x is not key.down.x:
         return miss("hidden-differs", key.down.node, "the hidden state of the query projection", "another value")
     reason = _mixed_types(query, key)
     if reason is not None:
         return reason
-    if (query.rope.cos.value, query.rope.sin.value) != (key.rope.cos.value, key.rope.sin.value):
+    cos = common_sources(query.rope.cos.value, key.rope.cos.value, facts)
+    sin = common_sources(query.rope.sin.value, key.rope.sin.value, facts)
+    if cos is None or sin is None:
         return miss("rope-differs", key.rope.node, "the cos and sin of the query", "others")
-    return Projections(query, key)
+    return Projections(query, key, (*cos, *sin))
 
 
 def _mixed_types(query: QueryProjection, key: KeyProjection) -> Miss | None:
@@ -183,7 +190,7 @@ def _columns(plain: HeadView, rotated: HeadView) -> str:
 
 def key_projection(norm: RmsNorm, rope: Rope, facts: Facts, latent_scale: float = 1.0) -> KeyProjection | Miss:
     """The down projection whose first columns are normed, then scaled, and whose last ones are rotated."""
-    unrotated = recognise_heads(rope.x, facts)
+    unrotated = _rope_head(rope, facts)
     if isinstance(unrotated, Miss):
         return miss("key-rope-unrecognised", rope.x, "one rope head cut from the down projection", unrotated.got)
     first, last = recognise_split(norm.x, facts), recognise_split(unrotated.source, facts)
@@ -203,3 +210,11 @@ def key_projection(norm: RmsNorm, rope: Rope, facts: Facts, latent_scale: float 
     if not (rope.cos.fits(head_axis) and rope.sin.fits(head_axis)):
         return miss("rope-unrecognised", rope.node, "angles broadcast over the head axis", f"axes {rope.cos.head_axes}")
     return KeyProjection(down, norm, rope, latent_scale)
+
+
+def _rope_head(rope: Rope, facts: Facts) -> HeadView | Miss:
+    """The heads that are rotated; rows (B, S, D) to which the rotation adds the head axis are one head."""
+    width = facts.size(rope.x, -1)
+    if rope.added_axis is None or width is None:
+        return recognise_heads(rope.x, facts)
+    return HeadView(facts.plain(rope.x), 1, width, 0, width, heads_first=rope.added_axis == 1)

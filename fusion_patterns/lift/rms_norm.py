@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion_patterns.graph import Facts, attribute, is_op
+from fusion_patterns.graph import Facts, attribute, is_op, stored_tensor
 from fusion_patterns.miss import Miss, miss
 
 __all__ = ["RmsNorm", "recognise_rms_norm"]
@@ -46,7 +46,7 @@ def _rms_norm(value: ir.Value, facts: Facts) -> RmsNorm | Miss:
         return miss("latent-unrecognised", value, "an RMS norm", node.op_type)
     for factor, scaled in facts.either_way(node):
         gamma = maths.unwidened(factor)
-        if facts.rank(gamma) != 1 or not gamma.is_initializer():
+        if facts.rank(gamma) != 1 or stored_tensor(gamma) is None:
             continue
         normed = _normalised(maths.unrounded(scaled), maths)
         if normed is not None and facts.dim(gamma, 0) == facts.dim(normed[0], -1):
@@ -82,7 +82,7 @@ class _Maths:
 
 def _single_node(node: ir.Node, facts: Facts) -> RmsNorm | Miss:
     x, gamma = facts.input(node, 0), facts.input(node, 1)
-    if not gamma.is_initializer() or facts.rank(gamma) != 1:
+    if stored_tensor(gamma) is None or facts.rank(gamma) != 1:
         return miss("latent-unrecognised", node, "a constant gamma of rank 1", "another scale")
     rank, axis = facts.rank(x), attribute(node, "axis", -1)
     if axis != -1 and (rank is None or axis != rank - 1):

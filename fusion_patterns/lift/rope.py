@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fusion_patterns.graph import Facts, attribute, is_op
-from fusion_patterns.lift.slices import Sliced, recognise_slice
+from fusion_patterns.lift.slices import recognise_slice
 from fusion_patterns.miss import Miss, miss
 
 __all__ = ["Angles", "Rope", "RopeLayout", "recognise_rope", "recognise_rope_of"]
@@ -40,7 +40,10 @@ class Angles:
 
 @dataclass(frozen=True)
 class Rope:
-    """`x` (..., D) rotated by the angles of `cos` and `sin`, which are D/2 wide when `half_width`, else D."""
+    """`x` (..., D) rotated by the angles of `cos` and `sin`, which are D/2 wide when `half_width`, else D.
+
+    `added_axis` is an axis of size 1 that the rotated value has and `x` lacks: the head axis of rows (B, S, D).
+    """
 
     x: ir.Value
     cos: Angles
@@ -49,6 +52,7 @@ class Rope:
     input_layout: RopeLayout
     output_layout: RopeLayout
     node: ir.Node
+    added_axis: int | None = None
 
 
 def recognise_rope(value: ir.Value, facts: Facts) -> Rope | Miss:
@@ -61,6 +65,7 @@ def recognise_rope(value: ir.Value, facts: Facts) -> Rope | Miss:
     3. 2 on x whose pairs were drawn apart before (Reshape, Transpose, Reshape): interleaved in, half out.
     4. The halves of 1 stacked on a new last axis, then Reshape: interleaved in and out.
     5. Complex product: x as (.., D/2, 2), parts sliced off the last axis, Concat, Reshape: interleaved in and out.
+       Here and in 3, the Reshape to pairs may add a head axis of size 1 as well.
     6. RotaryEmbedding on four axes with angles (B, S, D/2).
     """
     return facts.remember("rope", value, _rope)
@@ -119,15 +124,17 @@ def _pair(first: ir.Value, second: ir.Value, output: RopeLayout, facts: Facts) -
         return None
     for even, cos in (minuend, minuend[::-1]):
         for odd, sin in (subtrahend, subtrahend[::-1]):
-            x = _member(even, 0, facts)
-            if x is None or _member(odd, 1, facts) is not x:
+            pairs = _member(even, 0, facts)
+            if pairs is None or _member(odd, 1, facts) != pairs:
                 continue
             if not _is_pair_of_products(products[0], products[1], (odd, cos), (even, sin)):
                 return None
-            angles = _angles(cos, x, facts), _angles(sin, x, facts)
+            rank = pairs.rank(facts)
+            angles = _angles(cos, rank, facts), _angles(sin, rank, facts)
             if angles[0] is None or angles[1] is None:
                 return None
-            return Rope(x, angles[0], angles[1], True, RopeLayout.INTERLEAVED, output, difference)
+            added = pairs.added_axis
+            return Rope(pairs.x, angles[0], angles[1], True, RopeLayout.INTERLEAVED, output, difference, added)
     return None
 
 
@@ -141,12 +148,15 @@ def _rotate_half(node: ir.Node, facts: Facts) -> Rope | None:
             cos = None if x is None else _other_factor(direct, x)
             if x is None or cos is None:
                 continue
-            angles = _angles(cos, x, facts), _angles(sin, x, facts)
+            rank = facts.rank(x)
+            angles = _angles(cos, rank, facts), _angles(sin, rank, facts)
             if angles[0] is None or angles[1] is None:
                 return None
             pairs = _drawn_apart(x, facts)
-            layout = RopeLayout.HALF if pairs is None else RopeLayout.INTERLEAVED
-            return Rope(pairs or x, angles[0], angles[1], False, layout, RopeLayout.HALF, node)
+            if pairs is None:
+                return Rope(x, angles[0], angles[1], False, RopeLayout.HALF, RopeLayout.HALF, node)
+            layouts = RopeLayout.INTERLEAVED, RopeLayout.HALF
+            return Rope(pairs.x, angles[0], angles[1], False, *layouts, node, pairs.added_axis)
     return None
 
 
@@ -196,9 +206,9 @@ def _single_node(node: ir.Node, facts: Facts) -> Rope | None:
     return Rope(x, cos, sin, True, layout, layout, node)
 
 
-def _angles(value: ir.Value, x: ir.Value, facts: Facts) -> Angles | None:
-    """Angles of `x` with as many axes, or a fifth of size 1, and the axes that may be broadcast over heads."""
-    shape, rank = facts.shape(value), facts.rank(x)
+def _angles(value: ir.Value, rank: int | None, facts: Facts) -> Angles | None:
+    """Angles of as many axes as what they rotate, or a fifth of size 1, and those that may be broadcast over heads."""
+    shape = facts.shape(value)
     if rank in (2, 3):
         if shape is None or len(shape) != rank:
             return None
@@ -224,7 +234,20 @@ def _is_pair_of_products(left: _Product, right: _Product, one: _Product, other: 
     return (same(left, one) and same(right, other)) or (same(left, other) and same(right, one))
 
 
-def _member(value: ir.Value, which: int, facts: Facts) -> ir.Value | None:
+@dataclass(frozen=True)
+class _Pairs:
+    """`x` (.., D) seen as pairs of neighbours; `added_axis` as in Rope."""
+
+    x: ir.Value
+    added_axis: int | None = None
+
+    def rank(self, facts: Facts) -> int | None:
+        """How many axes the rotated value has."""
+        rank = facts.rank(self.x)
+        return rank if rank is None or self.added_axis is None else rank + 1
+
+
+def _member(value: ir.Value, which: int, facts: Facts) -> _Pairs | None:
     """x of x[..., which::2], or of x as (.., D/2, 2) with member `which` cut from the last axis."""
     cut = recognise_slice(value, facts)
     rank = facts.rank(value)
@@ -232,38 +255,44 @@ def _member(value: ir.Value, which: int, facts: Facts) -> ir.Value | None:
         return None
     width = facts.size(cut.source, -1)
     if cut.step == 2 and width is not None and cut.size == width // 2 and width % 2 == 0:
-        return cut.source
+        return _Pairs(cut.source)
     if cut.step == 1 and cut.size == 1 and width == 2:
-        return _unfolded(cut, facts)
+        return _unfolded(cut.source, facts)
     return None
 
 
-def _unfolded(cut: Sliced, facts: Facts) -> ir.Value | None:
-    """x (.., D) of a slice of Reshape(x, (.., D/2, 2))."""
-    reshape = facts.producer(cut.source)
+def _unfolded(pairs: ir.Value, facts: Facts) -> _Pairs | None:
+    """x (.., D) of Reshape(x, (.., D/2, 2)), which may add one axis of size 1."""
+    reshape = facts.producer(pairs)
     if not is_op(reshape, "Reshape"):
         return None
-    wide, pairs = facts.shape(facts.input(reshape, 0)), facts.shape(cut.source)
-    if wide is None or pairs is None or len(pairs) != len(wide) + 1 or list(pairs[:-2]) != list(wide[:-1]):
+    x = facts.input(reshape, 0)
+    wide, narrow = facts.shape(x), facts.shape(pairs)
+    if wide is None or narrow is None or narrow[-1] != 2 or _product(narrow[-2], narrow[-1]) != wide[-1]:
         return None
-    return facts.input(reshape, 0) if _product(pairs[-2], pairs[-1]) == wide[-1] else None
+    outer = list(narrow[:-2])
+    if outer == list(wide[:-1]):
+        return _Pairs(x)
+    for axis in range(1, len(outer)):
+        if outer[axis] == 1 and outer[:axis] + outer[axis + 1 :] == list(wide[:-1]):
+            return _Pairs(x, axis)
+    return None
 
 
-def _drawn_apart(value: ir.Value, facts: Facts) -> ir.Value | None:
+def _drawn_apart(value: ir.Value, facts: Facts) -> _Pairs | None:
     """x of Reshape(Transpose(Reshape(x, (.., D/2, 2)), last two), (.., D)): interleaved pairs put in half order."""
     fold = facts.producer(value)
     swap = facts.producer(facts.input(fold, 0)) if is_op(fold, "Reshape") else None
-    unfold = facts.producer(facts.input(swap, 0)) if is_op(swap, "Transpose") else None
-    if fold is None or swap is None or not is_op(unfold, "Reshape"):
+    if fold is None or not is_op(swap, "Transpose"):
         return None
-    x = facts.input(unfold, 0)
-    shape, pairs = facts.shape(x), facts.shape(unfold.outputs[0])
-    if shape is None or pairs is None or len(pairs) != len(shape) + 1 or pairs[-1] != 2:
+    pairs = _unfolded(facts.input(swap, 0), facts)
+    rank = facts.rank(swap.outputs[0])
+    if pairs is None or rank is None:
         return None
-    rank = len(pairs)
+    narrow, folded = facts.shape(facts.input(swap, 0)), facts.shape(value)
     exchanged = [*range(rank - 2), rank - 1, rank - 2]
-    fits = list(pairs[:-2]) == list(shape[:-1]) and facts.shape(value) == shape
-    return x if fits and list(attribute(swap, "perm") or ()) == exchanged else None
+    fits = narrow is not None and folded == (*narrow[:-2], facts.dim(pairs.x, -1))
+    return pairs if fits and list(attribute(swap, "perm") or ()) == exchanged else None
 
 
 def _rotated_half(value: ir.Value, facts: Facts) -> ir.Value | None:

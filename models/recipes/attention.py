@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,10 @@ class _Cache:
 class _Module(nn.Module):
     """Attention and rotary embedding, with the caches as tensors."""
 
-    def __init__(self, attention: nn.Module, rotary: nn.Module | None, selects: bool) -> None:
+    def __init__(self, attention: nn.Module, rotary: nn.Module | None) -> None:
         super().__init__()
-        self.attention, self.rotary, self.selects = attention, rotary, selects
+        self.attention, self.rotary = attention, rotary
+        self.asks_positions = "position_ids" in inspect.signature(attention.forward).parameters
 
     def forward(
         self,
@@ -88,7 +90,7 @@ class _Module(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         angles = (None, None) if self.rotary is None else self.rotary(hidden_states, position_ids)
         cache = None if past_ckv is None else _Cache(past_ckv, past_kpe, past_idx_k)
-        positions = {"position_ids": position_ids} if self.selects else {}
+        positions = {"position_ids": position_ids} if self.asks_positions else {}
         attended = self.attention(
             hidden_states=hidden_states,
             position_embeddings=angles,
@@ -117,7 +119,7 @@ def _module(model: str, attention: str, dtype: torch.dtype, layer: int, config: 
         drawn = torch.randn_like(parameter)
         centre = 0.0 if parameter.dim() > 1 or key.endswith("bias") else 1.0
         parameter.data = centre + drawn * (0.03 if parameter.dim() > 1 else 0.1)
-    return _Module(block, None if rotary is None else rotary(configuration), model in SELECTING).eval().to(dtype)
+    return _Module(block, None if rotary is None else rotary(configuration)).eval().to(dtype)
 
 
 def _example(sizes: dict[str, int], dims: tuple[int, int, int], dtype: torch.dtype, selects: bool) -> list[torch.Tensor]:

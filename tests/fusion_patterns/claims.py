@@ -102,6 +102,8 @@ def _(description: Angles, run: Run) -> Array:
 @claimed.register
 def _(description: Rope, run: Run) -> Array:
     x, cos, sin = run.of(description.x), claimed(description.cos, run), claimed(description.sin, run)
+    if description.added_axis is not None:
+        x = np.expand_dims(x, description.added_axis)
     half = x.shape[-1] // 2
     assert cos.shape[-1] == sin.shape[-1] == (half if description.half_width else 2 * half)
     if description.half_width:

@@ -112,3 +112,9 @@ def test_a_host_that_follows_a_device_pointer_faults() -> None:
 def test_unknown_settings() -> None:
     ended = run("from tests.runtime_ep.acl import device\ndevice('a4').__enter__()")
     assert "ASCEND_EMULATOR_PRODUCT must be a2, a3 or 950, got a4" in ended.stderr
+
+
+def test_faults_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_EMULATOR_FAIL", "aclrtMalloc:2:207001,kernel:1:507015")
+    ended = run(PREAMBLE + "acl.malloc(16)")
+    assert "aclrtMalloc returned 207001" in ended.stderr

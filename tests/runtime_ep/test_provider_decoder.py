@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,8 +48,8 @@ def model() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def on_cpu(model: onnx.ModelProto) -> Iterator[Decoded]:
-    yield decode(ascend_onnx.create_session(model, device="cpu"))
+def on_cpu(model: onnx.ModelProto) -> Decoded:
+    return decode(ascend_onnx.create_session(model, device="cpu"))
 
 
 def test_the_tokens_are_those_of_the_cpu(model: onnx.ModelProto, on_cpu: Decoded) -> None:

@@ -1,42 +1,9 @@
 #include "ep/kernel_context.h"
 
+#include <algorithm>
 #include <string>
 
 namespace ep {
-namespace {
-
-// A tensor's type and shape, which the runtime makes anew for everybody who asks.
-class TypeAndShape {
-  public:
-    explicit TypeAndShape(const ort::OrtValue* value) { ort::check(ort::api().GetTensorTypeAndShape(value, &info_)); }
-    TypeAndShape(const TypeAndShape&) = delete;
-    TypeAndShape& operator=(const TypeAndShape&) = delete;
-    ~TypeAndShape() { ort::api().ReleaseTensorTypeAndShapeInfo(info_); }
-
-    operators::Shape shape() const {
-        std::size_t rank = 0;
-        ort::check(ort::api().GetDimensionsCount(info_, &rank));
-        if (rank > operators::Shape::MAX_RANK) {
-            throw ort::Failure(
-                ort::ORT_NOT_IMPLEMENTED, "a tensor of rank " + std::to_string(rank) + " has too many dimensions"
-            );
-        }
-        operators::Shape shape;
-        ort::check(ort::api().GetDimensions(info_, shape.resize(static_cast<int>(rank)), rank));
-        return shape;
-    }
-
-    ort::ONNXTensorElementDataType type() const {
-        ort::ONNXTensorElementDataType type = ort::ONNX_UNDEFINED;
-        ort::check(ort::api().GetTensorElementType(info_, &type));
-        return type;
-    }
-
-  private:
-    ort::OrtTensorTypeAndShapeInfo* info_ = nullptr;
-};
-
-} // namespace
 
 const ort::OrtValue* input_value(ort::OrtKernelContext* context, std::size_t index) {
     const ort::OrtValue* value = nullptr;
@@ -45,13 +12,22 @@ const ort::OrtValue* input_value(ort::OrtKernelContext* context, std::size_t ind
 }
 
 operators::Shape shape_of(const ort::OrtValue* value) {
-    return TypeAndShape(value).shape();
+    ort::ONNXTensorElementDataType ignored = ort::ONNX_UNDEFINED;
+    return shape_of(value, ignored);
 }
 
 operators::Shape shape_of(const ort::OrtValue* value, ort::ONNXTensorElementDataType& type) {
-    const TypeAndShape info(value);
-    type = info.type();
-    return info.shape();
+    const std::int64_t* dims = nullptr; // the value's own
+    std::size_t rank = 0;
+    ort::check(ort::api().GetTensorElementTypeAndShapeDataReference(value, &type, &dims, &rank));
+    if (rank > operators::Shape::MAX_RANK) {
+        throw ort::Failure(
+            ort::ORT_NOT_IMPLEMENTED, "a tensor of rank " + std::to_string(rank) + " has too many dimensions"
+        );
+    }
+    operators::Shape shape;
+    std::copy_n(dims, rank, shape.resize(static_cast<int>(rank)));
+    return shape;
 }
 
 Stream* stream_of(ort::OrtKernelContext* context) {

@@ -30,9 +30,7 @@ struct OrtApi {
     OrtStatus* (*GetSymbolicDimensions)(
         const OrtTensorTypeAndShapeInfo* info, const char* dim_params[], std::size_t dim_params_length
     ); // 63
-    void* slots_64[1];
-    OrtStatus* (*GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** out); // 65
-    void* slots_66[24];
+    void* slots_64[26];
     OrtStatus* (*KernelContext_GetInput)(
         const OrtKernelContext* context, std::size_t index, const OrtValue** out
     ); // 90
@@ -131,6 +129,11 @@ struct OrtApi {
     OrtStatus* (*GetSessionOptionsConfigEntries)(const OrtSessionOptions* options, OrtKeyValuePairs** out); // 379
     void* slots_380[10];
     bool (*TensorTypeAndShape_HasShape)(const OrtTensorTypeAndShapeInfo* info); // 390
+    void* slots_391[23];
+    OrtStatus* (*GetTensorElementTypeAndShapeDataReference)(
+        const OrtValue* value, ONNXTensorElementDataType* elem_type, const std::int64_t** shape_data,
+        std::size_t* shape_data_count
+    ); // 414
 };
 
 struct OrtEpApi {
