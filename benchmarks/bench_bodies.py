@@ -2,7 +2,8 @@
 
 Each graph of `models/` that an operator replaces as a whole runs unfused, fused with its function body, both on the CPU
 provider of ONNX Runtime with 2 threads, and fused with the operator's numpy implementation in onnx's reference
-evaluator. Flat graph and body take turns, so that noise meets them alike; medians. A body may be 10 % slower at most.
+evaluator. Flat graph and body take turns in batches of consecutive runs (the threads of a session spin for a while
+after a run and would disturb the other one), so that noise meets them alike; medians. A body may be 10 % slower.
 
 `python -m benchmarks.bench_bodies [FOLDER] [NAME ...]` takes the graphs from another folder, or only those whose names
 begin so. Graphs that are not there are named and left out.
@@ -38,7 +39,8 @@ THREADS = 2
 LARGEST_RATIO = 1.10
 SECONDS = 1.5
 """How long flat graph and body take turns."""
-FEWEST_ROUNDS, MOST_ROUNDS = 7, 500
+BATCHES = 5
+SMALLEST_BATCH, LARGEST_BATCH = 3, 100
 
 Sizes = Mapping[str, int]
 
@@ -93,12 +95,15 @@ def numpy_evaluator(path: Path) -> ReferenceEvaluator:
 
 
 def measure(flat: CpuSession, body: CpuSession, feeds: Mapping[str, npt.NDArray[np.generic]]) -> tuple[float, float]:
-    """Median seconds of a run of each, taking turns."""
+    """Median seconds of a run of each."""
     once = seconds(lambda: (flat.run(feeds), body.run(feeds)))
-    rounds = min(max(int(SECONDS / once), FEWEST_ROUNDS), MOST_ROUNDS)
-    times = [(seconds(lambda: flat.run(feeds)), seconds(lambda: body.run(feeds))) for _ in range(rounds)]
-    before, after = (statistics.median(of_one) for of_one in zip(*times, strict=True))
-    return before, after
+    batch = min(max(int(SECONDS / BATCHES / once), SMALLEST_BATCH), LARGEST_BATCH)
+    times: dict[CpuSession, list[float]] = {flat: [], body: []}
+    for _ in range(BATCHES):
+        for one, measured in times.items():
+            one.run(feeds)
+            measured += [seconds(partial(one.run, feeds)) for _ in range(batch)]
+    return statistics.median(times[flat]), statistics.median(times[body])
 
 
 def bench(graph: Path, sizes: Sequence[Sizes]) -> list[float]:

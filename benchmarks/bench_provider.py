@@ -30,6 +30,7 @@ BOUND_MICROSECONDS = 5.0
 PAGES, PAGES_LARGE = 8, 512
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "runtime_ep" / "native"
+DIRECT = ROOT / "benchmarks" / "direct_launch.cpp"
 RING = {"attn_out": (2, 1, 64), "softmax_max": (1, 1, 2, 8), "softmax_sum": (1, 1, 2, 8)}
 
 
@@ -50,9 +51,9 @@ def direct_launch() -> float:
     """Microseconds of the two-phase call in C++."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "direct_launch"
-        sources = [Path(__file__).with_suffix("").with_name("direct_launch.cpp"), *NATIVE.glob("cann/*.cpp")]
-        subprocess.run(["g++", "-O2", "-std=c++20", f"-I{NATIVE}", *sources, "-o", program, "-ldl"], check=True)
-        arguments = [program, runtime_ep.get_emulator_path(), str(NODES), str(REPEATS * RUNS)]
+        sources = [str(source) for source in (DIRECT, *NATIVE.glob("cann/*.cpp"))]
+        subprocess.run(["g++", "-O2", "-std=c++20", f"-I{NATIVE}", *sources, "-o", str(program), "-ldl"], check=True)
+        arguments = [str(program), runtime_ep.get_emulator_path(), str(NODES), str(REPEATS * RUNS)]
         return float(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
 
 
@@ -71,8 +72,8 @@ def ring_chain(length: int) -> onnx.ModelProto:
             name, TensorProto.FLOAT, RING[name.removeprefix("prev_").removeprefix("cur_")]
         )
 
-    inputs = [info(f"{when}_{name}") for when in ("prev", "cur") for name in RING]
-    return _model(nodes, inputs, [info(name) for name in RING])
+    feeds = [info(f"{when}_{name}") for when in ("prev", "cur") for name in RING]
+    return _model(nodes, feeds, [info(name) for name in RING])
 
 
 def prolog(pages: int) -> onnx.ModelProto:
@@ -117,7 +118,9 @@ def _model(
 ) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "benchmark", inputs, outputs, weights)
     imports = [helper.make_opsetid("", 18), helper.make_opsetid("ai.ascend", 1)]
-    return ascend_onnx.attach_functions(helper.make_model(graph, opset_imports=imports, ir_version=10))
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    ascend_onnx.attach_functions(model)
+    return model
 
 
 class Bound:
@@ -129,7 +132,7 @@ class Bound:
         options.add_provider_for_devices([device], runtime_ep.make_provider_options(require_npu=True))
         self.session = onnxruntime.InferenceSession(model.SerializeToString(), options, enable_fallback=0)
         self.binding = self.session.io_binding()
-        values = {}
+        values: dict[str, onnxruntime.OrtValue] = {}
         for kind, entries in (("input", self.session.get_inputs()), ("output", self.session.get_outputs())):
             for entry in entries:
                 value = values.get(entry.name.removesuffix("_out")) if kind == "output" else None

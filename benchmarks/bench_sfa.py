@@ -7,8 +7,6 @@ peak of a process of its own for each number of query tokens, the runtime includ
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +20,7 @@ from ascend_onnx.demo import median_seconds
 from ascend_onnx.functions import attach_functions
 from ascend_onnx.operators import OPERATORS
 from ascend_onnx.session import CpuSession
+from benchmarks.memory import own_peak, peak_of
 
 GATHER = Path(__file__).resolve().parent.parent / "models" / "sfa_gather_op18_opt.onnx"
 THREADS = 2
@@ -102,18 +101,10 @@ def session(model: Path | ir.Model) -> CpuSession:
     return CpuSession(model, options)
 
 
-def peak_megabytes(model: Path, tokens: int) -> float:
-    """Peak memory of a process that runs the model once with so many query tokens."""
-    arguments = [sys.executable, "-m", "benchmarks.bench_sfa", str(model), str(tokens)]
-    run = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True)
-    return float(run.stdout)
-
-
 def print_peak(model: Path, tokens: int) -> None:
-    """Run the model once and print the peak of this process, in megabytes (getrusage would count the parent's too)."""
+    """Run the model once with so many query tokens and print the peak memory of this process."""
     session(model).run(feeds(tokens))
-    (kilobytes,) = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    print(int(kilobytes) / 1024)
+    print(own_peak())
 
 
 def main() -> None:
@@ -131,7 +122,7 @@ def main() -> None:
         path = Path(folder) / "body.onnx"
         ir.save(fused_model(), path)
         for name, model in (("gather", GATHER), ("body", path)):
-            fewer, more = (peak_megabytes(model, tokens) for tokens in (FEWER, MORE))
+            fewer, more = (peak_of("benchmarks.bench_sfa", str(model), str(tokens)) / 1e6 for tokens in (FEWER, MORE))
             print(
                 f"peak memory, {name}: {fewer:.0f} MB with {FEWER} query tokens, {more:.0f} MB with {MORE}, "
                 f"{more / fewer:.2f} times as much"

@@ -85,12 +85,14 @@ def latent_attention(
     scores = emit.op("Mul", scores, emit.scalar(attention.scale, ir.DataType.FLOAT), shape=_dims(scores))
     if attention.mask is not None:
         scores = _masked(emit, tokens, scores, keys, attention.mask, attention.heads_first)
+    if attention.causal:
+        scores = _causal(emit, tokens, scores, keys)
     weights = emit.op("Softmax", scores, axis=-1, shape=_dims(scores))
     if attention.empty_rows_zero:
         empty = emit.op("IsNaN", weights, dtype=ir.DataType.BOOL, shape=_dims(weights))
         zero = emit.scalar(0.0, ir.DataType.FLOAT)
         weights = emit.op("Where", empty, zero, weights, dtype=ir.DataType.FLOAT, shape=_dims(weights))
-    if attention.mask is not None:
+    if len(_dims(scores)) == 4:
         flat = emit.op("Concat", rows, _length_of(emit, keys), axis=0, shape=[3])
         weights = emit.op("Reshape", weights, flat, shape=(tokens.b, tokens.s * tokens.n, tokens.t))
     weights = _cast(emit, weights, keys.dtype or ir.DataType.FLOAT)
@@ -108,18 +110,52 @@ def _cast(emit: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
 def _masked(
     emit: Emitter, tokens: Tokens, scores: ir.Value, keys: ir.Value, mask: ir.Value, heads_first: bool
 ) -> ir.Value:
-    """Scores (B, S * N, T) as (B, S, N, T), plus the mask."""
+    """Scores (B, S * N, T) as (B, S, N, T), plus the mask; a boolean one hides scores where it is False."""
 
     def build() -> ir.Value:
-        return _cast(emit, _tokens_before_heads(emit, mask) if heads_first else mask, ir.DataType.FLOAT)
+        ordered = _tokens_before_heads(emit, mask) if heads_first else mask
+        return _added(emit, ordered) if ordered.dtype == ir.DataType.BOOL else _cast(emit, ordered, ir.DataType.FLOAT)
 
-    added = emit.shared(("mask", mask, heads_first), build)
-    dims = (tokens.b, tokens.s, tokens.n, tokens.t)
+    per_head = _per_head(emit, tokens, scores, keys)
+    return emit.op("Add", per_head, emit.shared(("mask", mask, heads_first), build), shape=_dims(per_head))
+
+
+def _causal(emit: Emitter, tokens: Tokens, scores: ir.Value, keys: ir.Value) -> ir.Value:
+    """Scores as (B, S, N, T), those of keys j > i hidden from query i."""
+
+    def build() -> ir.Value:
+        queries = _positions(emit, tokens.length, tokens.s)
+        positions = _positions(emit, _length_of(emit, keys), tokens.t)
+        rows = emit.op("Unsqueeze", queries, emit.integers([1, 2]), shape=(tokens.s, 1, 1))
+        dims = (tokens.s, 1, tokens.t)
+        return _added(emit, emit.op("GreaterOrEqual", rows, positions, dtype=ir.DataType.BOOL, shape=dims))
+
+    per_head = _per_head(emit, tokens, scores, keys)
+    named = isinstance(tokens.t, int) or tokens.t.value is not None
+    key = ("causal mask", tokens.length, str(tokens.t) if named else keys)
+    return emit.op("Add", per_head, emit.shared(key, build), shape=_dims(per_head))
+
+
+def _positions(emit: Emitter, count: ir.Value, size: Dimension) -> ir.Value:
+    """0, 1, .. below a vector of one number."""
+    limit = emit.op("Squeeze", count, shape=[])
+    return emit.op("Range", emit.integers(0), limit, emit.integers(1), shape=[size])
+
+
+def _added(emit: Emitter, visible: ir.Value) -> ir.Value:
+    """A boolean mask as one that is added to scores."""
+    nothing, hidden = (emit.scalar(number, ir.DataType.FLOAT) for number in (0.0, float("-inf")))
+    return emit.op("Where", visible, nothing, hidden, dtype=ir.DataType.FLOAT, shape=_dims(visible))
+
+
+def _per_head(emit: Emitter, tokens: Tokens, scores: ir.Value, keys: ir.Value) -> ir.Value:
+    """Scores (B, S * N, T) as (B, S, N, T); as they are where they lie so."""
+    if len(_dims(scores)) == 4:
+        return scores
     target = emit.op(
         "Concat", tokens.batch, tokens.length, emit.integers([tokens.n]), _length_of(emit, keys), axis=0, shape=[4]
     )
-    per_head = emit.op("Reshape", scores, target, shape=dims)
-    return emit.op("Add", per_head, added, shape=dims)
+    return emit.op("Reshape", scores, target, shape=(tokens.b, tokens.s, tokens.n, tokens.t))
 
 
 def expand_values(

@@ -113,7 +113,7 @@ def _match(node: ir.Node, layer: QuantisedProjections, facts: Facts) -> Match:
         (_call(layer, facts),),
         (layer.query, layer.query_rope, *(write.value for write in writes)),
         boundary,
-        lambda emitter: _emit(emitter, node, layer, facts),
+        lambda emitter: _emit(emitter, layer, facts),
         absorbed=_absorbed(layer),
         assumed=("slots-valid",),
         draws=_DRAWS,
@@ -188,7 +188,7 @@ def _parts(layer: QuantisedProjections) -> tuple[list[Part], list[Part]]:
     return [Part(of.linear, chosen) for of, chosen in down], [Part(layer.up, per_head.reshape(-1))]
 
 
-def _emit(emit: Emitter, node: ir.Node, layer: QuantisedProjections, facts: Facts) -> dict[ir.Value, ir.Value]:
+def _emit(emit: Emitter, layer: QuantisedProjections, facts: Facts) -> dict[ir.Value, ir.Value]:
     inputs = _inputs(emit, layer, facts)
     made = emit.fused(_OPERATOR, inputs, _OUTPUTS, _attributes(layer))
     results = {

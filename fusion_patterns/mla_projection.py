@@ -54,14 +54,14 @@ def _match(node: ir.Node, found: AbsorbedQuery, facts: Facts) -> Match:
         (prolog_call(paths),),
         (found.query, found.query_rope, found.latent, found.rotated),
         paths.boundary(),
-        lambda emitter: _emit(emitter, node, found, facts),
+        lambda emitter: _emit(emitter, found, facts),
         absorbed=paths.absorbed(),
         shape_of=shape_of,
         draws=draws(paths),
     )
 
 
-def _emit(emit: Emitter, node: ir.Node, found: AbsorbedQuery, facts: Facts) -> dict[ir.Value, ir.Value]:
+def _emit(emit: Emitter, found: AbsorbedQuery, facts: Facts) -> dict[ir.Value, ir.Value]:
     prolog = Prolog.emit(emit, found.projections, key_half_of(emit, found.weight), facts)
     rope_order = (0, 2, 1, 3) if found.rope_heads_first else (0, 1, 2, 3)
     return {

@@ -98,7 +98,7 @@ def _match(layer: LatentAttention, sparse: SparseAttention | None, facts: Facts)
     return Match(
         MlaProlog.name,
         attention.node,
-        (prolog_call(paths), *(() if sparse is None else (sparse.call(layer, facts),))),
+        (prolog_call(paths), *(() if sparse is None else (sparse.call(layer),))),
         (sparse.out if sparse is not None else attention.out, key.latent.new, key.rotated.new),
         boundary,
         lambda emitter: _emit(emitter, layer, sparse, facts),

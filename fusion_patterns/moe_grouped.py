@@ -178,14 +178,14 @@ def grouped_match(fusion: str, block: GroupedExperts, facts: Facts) -> Match:
         (routing_call(tokens, routing_attributes(tokens.experts), facts),),
         (block.first.out, block.second.out, block.combine.rows),
         tokens.boundary(block.combine.weights),
-        lambda emit: _emit(emit, fusion, block, facts),
+        lambda emit: _emit(emit, block, facts),
         absorbed=(permutation.order, permutation.sorted_keys, block.first.rows),
         assumed=tokens.assumed,
         sizes=validation_sizes(tokens, facts),
     )
 
 
-def _emit(emit: Emitter, fusion: str, block: GroupedExperts, facts: Facts) -> dict[ir.Value, ir.Value]:
+def _emit(emit: Emitter, block: GroupedExperts, facts: Facts) -> dict[ir.Value, ir.Value]:
     tokens = block.tokens
     routed = route(emit, tokens, routing_attributes(tokens.experts), facts)
     counts = routed["expert_tokens_count_or_cumsum"]

@@ -65,7 +65,7 @@ def permutation_match(fusion: str, permutation: Permutation, facts: Facts) -> Ma
         (routing_call(tokens, _attributes(routed), facts),),
         _results(routed),
         tokens.boundary() | _quantisation_inputs(routed),
-        lambda emit: _emit(emit, fusion, routed, facts),
+        lambda emit: _emit(emit, routed, facts),
         absorbed=(permutation.sorted_keys, routed.gather.rows, permutation.order),
         assumed=tokens.assumed,
         sizes=validation_sizes(tokens, facts),
@@ -179,7 +179,7 @@ def _attributes(routed: _Routed) -> dict[str, int]:
     )
 
 
-def _emit(emit: Emitter, fusion: str, routed: _Routed, facts: Facts) -> dict[ir.Value, ir.Value]:
+def _emit(emit: Emitter, routed: _Routed, facts: Facts) -> dict[ir.Value, ir.Value]:
     quantised = routed.quantised
     made = route(emit, routed.tokens, _attributes(routed), facts, _scales(emit, quantised, facts))
     replaced: dict[ir.Value, ir.Value] = {}

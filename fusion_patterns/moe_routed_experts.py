@@ -163,7 +163,7 @@ def routed_match(fusion: str, block: RoutedExperts, facts: Facts) -> Match | Mis
         (routing_call(tokens, routing_attributes(tokens.experts), facts),),
         (block.result,),
         tokens.boundary(block.weights),
-        lambda emit: _emit(emit, fusion, block, facts),
+        lambda emit: _emit(emit, block, facts),
         absorbed=tuple(value for value in block.network.computed if value is not block.result),
         assumed=tokens.assumed,
         sizes=validation_sizes(tokens, facts, _gathered_bytes(block)),
@@ -239,7 +239,7 @@ def known(*dims: Dimension | None) -> tuple[Dimension, ...]:
     return tuple(ir.SymbolicDim(None) if dim is None else dim for dim in dims)
 
 
-def _emit(emit: Emitter, fusion: str, block: RoutedExperts, facts: Facts) -> dict[ir.Value, ir.Value]:
+def _emit(emit: Emitter, block: RoutedExperts, facts: Facts) -> dict[ir.Value, ir.Value]:
     tokens = block.tokens
     routed = route(emit, tokens, routing_attributes(tokens.experts), facts)
     assignments = _rows(tokens.x, facts) * tokens.choices

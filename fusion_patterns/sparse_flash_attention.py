@@ -40,7 +40,7 @@ class SparseAttention:
         """Named assumptions that the match stands on."""
         return () if self.selection.causal is not None else ("causal-mask",)
 
-    def call(self, layer: LatentAttention, facts: Facts) -> Call:
+    def call(self, layer: LatentAttention) -> Call:
         """What the fused node will say of itself."""
         x, keys, indices = (
             Tensor.of(layer.projections.x),

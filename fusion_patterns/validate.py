@@ -15,7 +15,7 @@ from fusion_patterns.miss import CODES, Miss, miss
 
 __all__ = ["cut_out", "sample", "validate"]
 
-Refuse = Callable[[ir.Model, Match], Miss | None]
+_Refuse = Callable[[ir.Model, Match], Miss | None]
 
 
 def sample(matches: Sequence[Match]) -> list[Match]:

@@ -83,7 +83,8 @@ def _derived(
 def _computed(
     emitter: Emitter, stored: ir.Value, shape: tuple[int, ...], suffix: str, transform: Callable[[_Array], _Array]
 ) -> ir.Value:
-    source = stored_tensor(stored)
+    known = stored_tensor(stored)
+    source = stored.const_value if known is None else known  # one just emitted is no initializer yet
     if source is None:
         raise ValueError(f"weight {stored.name!r} has no data")
 

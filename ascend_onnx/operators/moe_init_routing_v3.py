@@ -65,6 +65,8 @@ class _Form:
     """What a body depends on, apart from types. `capacity` is None without drop and pad, `active` 0 if unlimited."""
 
     outputs: int
+    chosen: int | None
+    """K, where it is known."""
     experts: int
     start: int
     end: int
@@ -81,6 +83,7 @@ class _Form:
         start, end = (bounds[0], bounds[1]) if len(bounds) == 2 else (0, experts)
         return cls(
             outputs=call.output_count,
+            chosen=chosen if isinstance(chosen := call.input("expert_idx").dim(1), int) and chosen > 0 else None,
             experts=experts,
             start=start,
             end=end,
@@ -92,7 +95,7 @@ class _Form:
 
 
 def _overload(call: Call) -> str:
-    """Every attribute that shapes the body: "dropless_scatter_count_experts256_0to32_bfloat16"."""
+    """Every attribute that shapes the body: "dropless_scatter_count_experts256_top8_0to32_bfloat16"."""
     attributes = call.attributes
     form = _Form.of(call)
     if form.capacity is not None:
@@ -103,6 +106,7 @@ def _overload(call: Call) -> str:
         _ROW_INDICES.get(attributes["row_idx_type"], "unknown"): True,
         _COUNTS.get(attributes["expert_tokens_num_type"], "unknown"): form.counts,
         f"experts{form.experts}": True,
+        f"top{form.chosen}": form.chosen is not None,
         f"{form.start}to{form.end}": (form.start, form.end) != (0, form.experts),
         _QUANT_NAMES.get(form.quant_mode, "unknown"): form.quant_mode != -1,
         "scale": call.has("scale"),
@@ -211,33 +215,36 @@ def _route(op: OpBuilder, form: _Form, expert_idx: ir.Value, *, scatter: bool) -
     key = op.Cast(op.Min(op.Cast(ids, to=ir.DataType.UINT32), nobody), to=ir.DataType.INT32)
     assignments = op.Shape(key)
     expert, order = op.TopK(key, assignments, largest=0, sorted=1, _outputs=2)
+    order = op.Cast(order, to=ir.DataType.INT32)
     routed = op.Less(expert, nobody)
     ones = op.ConstantOfShape(assignments, value=_int64([1]))
     no_counts = op.ConstantOfShape([nobody + 1], value=_int64([0]))
     counts = op.ScatterElements(no_counts, key, ones, axis=0, reduction="add")
     kept_counts = op.Slice(counts, [0], [nobody], [0])
-    token = op.Div(op.Where(routed, order, assignments), op.Max(numerics.dim(op, expert_idx, 1), [1]))
+    count = op.Cast(op.Squeeze(assignments, [0]), to=ir.DataType.INT32)
+    chosen: ir.Value | int = form.chosen or 1
+    if form.chosen is None:
+        chosen = op.Max(op.Cast(numerics.dim(op, expert_idx, 1), to=ir.DataType.INT32), [1])
+    token = op.Div(op.Where(routed, order, count), chosen)
     if form.capacity is None:
         if scatter:
-            row_idx = op.Cast(op.Where(routed, order, -1), to=ir.DataType.INT32)
+            row_idx = op.Where(routed, order, -1)
         else:
-            rank = op.Range(0, op.Cast(op.Squeeze(assignments, [0]), to=ir.DataType.INT32), 1)
-            row_idx = _inverse(op, order, op.Where(routed, rank, -1))
+            row_idx = _inverse(op, order, op.Where(routed, op.Range(0, count, 1), -1))
         if form.active:
             token, expert = (op.Slice(rows, [0], [form.active], [0]) for rows in (token, expert))
         return _Routing(row_idx, token, expert, kept_counts)
 
-    expert = op.Cast(expert, to=ir.DataType.INT64)
-    rank = op.Range(0, op.Squeeze(assignments, [0]), 1)
-    slot = op.Sub(rank, op.Gather(op.CumSum(counts, 0, exclusive=1), expert))
+    before = op.Cast(op.CumSum(counts, 0, exclusive=1), to=ir.DataType.INT32)
+    slot = op.Sub(op.Range(0, count, 1), op.Gather(before, expert))
     kept = op.And(routed, op.Less(slot, form.capacity))
     row = op.Add(op.Mul(expert, form.capacity), slot)
     rows = form.experts * form.capacity
     # What is dropped is written to one row too many, which is then cut off.
-    holder = op.Expand(numerics.dim(op, expert_idx, 0), [rows + 1])
+    holder = op.Expand(op.Cast(numerics.dim(op, expert_idx, 0), to=ir.DataType.INT32), [rows + 1])
     holder = op.ScatterElements(holder, op.Where(kept, row, rows), token, axis=0)
     return _Routing(
-        row_idx=op.Cast(_inverse(op, order, op.Where(kept, row, -1)), to=ir.DataType.INT32),
+        row_idx=_inverse(op, order, op.Where(kept, row, -1)),
         token=op.Slice(holder, [0], [rows], [0]),
         expert=op.Div(op.Range(0, rows, 1), form.capacity),
         counts=kept_counts,
@@ -282,14 +289,18 @@ def _expanded(
         values, exponents = _mxfp8(op, numerics.widen(op, x), limit, largest_exponent)
         taken = _take(op, values, routing.token), _take(op, exponents, routing.token)
         return op.Cast(taken[0], to=dtype), _e8m0(op, taken[1])
-    return _take(op, x, routing.token), None if scale is None else _take(op, scale, routing.token)
+    return _take(op, x, routing.token), None if scale is None else _take(op, scale, routing.token, rank=1)
 
 
-def _take(op: OpBuilder, rows: ir.Value, token: ir.Value) -> ir.Value:
+def _take(op: OpBuilder, rows: ir.Value, token: ir.Value, *, rank: int = 2) -> ir.Value:
     """The rows (N, ...) of the tokens (R), zeros where the token is N."""
-    shape = op.Concat([1], op.Shape(rows, start=1), axis=0)
-    zeros = numerics.narrow(op, op.ConstantOfShape(shape), rows.dtype or ir.DataType.FLOAT)
-    taken: ir.Value = op.Gather(op.Concat(rows, zeros, axis=0), token)
+    if rows.dtype in (ir.DataType.FLOAT, ir.DataType.INT8):
+        padded = op.Pad(rows, [0] * rank + [1] + [0] * (rank - 1))
+    else:  # ONNX Runtime pads no short floats
+        shape = op.Concat([1], op.Shape(rows, start=1), axis=0)
+        zeros = numerics.narrow(op, op.ConstantOfShape(shape), rows.dtype or ir.DataType.FLOAT)
+        padded = op.Concat(rows, zeros, axis=0)
+    taken: ir.Value = op.Gather(padded, token)
     return taken
 
 

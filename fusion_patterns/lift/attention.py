@@ -20,7 +20,8 @@ class Attention:
     """out = softmax(q k^T * scale + mask) v, one key head per query head.
 
     Permutations of `query`, `key` and `value` yield (B, N, S, D), (B, N, T, D) and (B, N, T, Dv). `mask` is added to
-    the scores (None: no mask). `out` is (B, N, S, Dv) when `heads_first`, else (B, S, N, Dv); mask and scores have the
+    the scores, or says where keys are visible if it is boolean (None: no mask). `causal`: key j is visible to query i
+    only if j <= i, besides. `out` is (B, N, S, Dv) when `heads_first`, else (B, S, N, Dv); mask and scores have the
     heads on the same side. `empty_rows_zero`: probabilities that are not a number (no key visible) count as zero.
     """
 
@@ -33,6 +34,7 @@ class Attention:
     heads_first: bool
     empty_rows_zero: bool
     node: ir.Node
+    causal: bool = False
 
 
 def recognise_attention(node: ir.Node, facts: Facts) -> Attention | Miss | None:
@@ -43,7 +45,7 @@ def recognise_attention(node: ir.Node, facts: Facts) -> Attention | Miss | None:
     1. product of q and k [-> times scale] [-> Add(mask)] -> Softmax(-1) -> product with v; products as MatMul over
        (B, N, S, D) or Einsum over any order of axes; the scale also as factors on q and k; between Softmax and
        product perhaps Where(IsNaN(p), 0, p).
-    2. Attention (opset 23) on four axes, without cache, softcap or causal flag.
+    2. Attention (opset 23) on four axes, without cache or softcap. It yields zero where no key is visible.
     """
     return _single_node(node, facts) if is_op(node, "Attention") else _decomposed(node, facts)
 
@@ -52,10 +54,10 @@ def _decomposed(softmax: ir.Node, facts: Facts) -> Attention | Miss | None:
     probabilities = softmax.outputs[0]
     guarded = _guarded(probabilities, facts)
     product = weighing_product(guarded or probabilities, facts)
-    if product is None and _is_cut_before_values(probabilities, facts):
-        found = "probabilities of more than the keys, cut before they weigh values (an attention sink)"
-        return miss("attention-unrecognised", softmax, "probabilities of keys alone", found)
-    if product is None or _is_latent(product):
+    if product is None:
+        found = _unlike_weights(guarded or probabilities, facts)
+        return None if found is None else miss("attention-unrecognised", softmax, "one product of weights and values", found)
+    if _is_latent(product):
         return None
     rank = facts.rank(probabilities)
     if rank != 4 or facts.axis(softmax, probabilities) != 3:
@@ -151,10 +153,18 @@ def weighing_product(probabilities: ir.Value, facts: Facts) -> Contraction | Non
     return product if product is not None and product.left.value is plain and product.factor == 1 else None
 
 
-def _is_cut_before_values(probabilities: ir.Value, facts: Facts) -> bool:
-    """Whether a product with values reads the first of the probabilities only."""
-    cuts = [value for node, _ in facts.readers(probabilities) for value in node.outputs if is_op(node, "Slice", "Split")]
-    return any(weighing_product(value, facts) is not None for value in cuts)
+def _unlike_weights(probabilities: ir.Value, facts: Facts) -> str | None:
+    """How a product with values differs from one that weighs them; None where there is none, so no attention."""
+    if facts.rank(probabilities) != 4:
+        return None
+    readers = [node for node, _ in facts.readers(probabilities)]
+    products = [node for node in readers if is_op(node, "MatMul", "Einsum")]
+    if products:
+        return "several products" if len(products) > 1 else "another product, or values times a number"
+    cuts = [value for node in readers for value in node.outputs if is_op(node, "Slice", "Split")]
+    if any(weighing_product(value, facts) is not None for value in cuts):
+        return "weights of more than the keys, cut before they weigh values (an attention sink)"
+    return None
 
 
 def _without_mask(scores: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value | None]:
@@ -170,17 +180,15 @@ def _without_mask(scores: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value | 
 
 def _single_node(node: ir.Node, facts: Facts) -> Attention | Miss:
     query, key, value = (facts.input(node, index) for index in range(3))
-    plain = attribute(node, "is_causal") == 0 and attribute(node, "softcap") == 0
     others = [output for output in node.outputs[1:] if output.name] or [i for i in node.inputs[4:] if i is not None]
-    if facts.rank(query) != 4 or not plain or others:
-        return miss("attention-unrecognised", node, "Attention on four axes without cache, softcap or flags", "others")
+    if facts.rank(query) != 4 or attribute(node, "softcap") != 0 or others:
+        found = "a cache" if others else "a softcap" if facts.rank(query) == 4 else f"{facts.rank(query)} axes"
+        return miss("attention-unrecognised", node, "Attention on four axes without cache or softcap", found)
     scale, width = attribute(node, "scale"), facts.size(query, -1)
     if scale is None and width is None:
         return miss("attention-unrecognised", node, "a scale or a known head size", "neither")
     scales = [without_scale(side, facts) for side in (query, key)]
     mask = facts.input(node, 3) if len(node.inputs) > 3 and node.inputs[3] is not None else None
-    if mask is not None and mask.dtype == ir.DataType.BOOL:
-        return miss("attention-unrecognised", node, "a mask that is added", "a boolean mask")
     identity = (0, 1, 2, 3)
     return Attention(
         Permuted(scales[0][0], identity),
@@ -190,6 +198,7 @@ def _single_node(node: ir.Node, facts: Facts) -> Attention | Miss:
         mask,
         node.outputs[0],
         True,
-        False,
+        mask is not None,
         node,
+        causal=attribute(node, "is_causal") == 1,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from fusion_patterns.graph import Facts
+from fusion_patterns.graph import Facts, stored_tensor
 
 __all__ = ["common_sources"]
 
@@ -20,7 +20,7 @@ _DEEPEST = 16
 def common_sources(left: ir.Value, right: ir.Value, facts: Facts) -> tuple[ir.Value, ...] | None:
     """The values from which both are computed by the same operators; None where they may differ.
 
-    One value alone is its own source. Equal constants have no source.
+    One value alone is its own source. Constants have no source.
     """
     return _sources(left, right, facts, _DEEPEST)
 
@@ -28,7 +28,7 @@ def common_sources(left: ir.Value, right: ir.Value, facts: Facts) -> tuple[ir.Va
 def _sources(left: ir.Value, right: ir.Value, facts: Facts, depth: int) -> tuple[ir.Value, ...] | None:
     left, right = facts.plain(left), facts.plain(right)
     if left is right:
-        return (left,)
+        return () if stored_tensor(left) is not None else (left,)
     if _same_constant(left, right, facts):
         return ()
     one, other = left.producer(), right.producer()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion_patterns.graph import Facts, attribute, is_op
+from fusion_patterns.graph import Facts, attribute, is_op, stored_tensor
 from fusion_patterns.lift.slices import recognise_slice
 
 __all__ = ["ExpertLinear", "ExpertWeight", "recognise_expert_linear", "recognise_expert_weight"]

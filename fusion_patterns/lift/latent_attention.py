@@ -140,7 +140,10 @@ def _without_token_scale(query: Permuted, facts: Facts) -> tuple[Permuted, Permu
     if is_op(node, "Mul"):
         for base, scale in facts.either_way(node):
             shape = facts.shape(scale)
-            if shape is not None and len(shape) == 4 and shape[query.perm[1]] == 1 == shape[query.perm[3]]:
+            spread = not _all_same(facts.shape(base), facts.shape(query.base))
+            if shape is None or len(shape) != 4 or spread:
+                continue
+            if shape[query.perm[1]] == 1 == shape[query.perm[3]]:
                 return Permuted(base, query.perm), Permuted(scale, query.perm)
     return query, None
 
@@ -193,7 +196,7 @@ def _key_path(attention: Attention, keys: _Parts, facts: Facts) -> KeyPath | Mis
 
 
 def _down_projection(path: KeyPath, facts: Facts) -> KeyProjection | Miss:
-    latent, scale = without_scale(path.latent.computed, facts)
+    latent, scale = _without_scales(path.latent.computed, facts)
     norm = recognise_rms_norm(latent, facts)
     if isinstance(norm, Miss):
         return miss("latent-unrecognised", path.latent.new, "an RMS norm of the down projection's first part", norm.got)
@@ -216,6 +219,17 @@ def _cached(value: ir.Value, facts: Facts) -> CachedRows | Miss:
     return CachedRows(value, past, new, _without_unit_axis(new, facts))
 
 
+def _without_scales(rows: ir.Value, facts: Facts) -> tuple[ir.Value, float]:
+    """(computed rows, scale) of rows between whose reshapes there are constant factors."""
+    scale = 1.0
+    while True:
+        below, factor = without_scale(rows, facts)
+        below = _without_unit_axis(below, facts)
+        if below is rows:
+            return rows, scale
+        rows, scale = below, scale * factor
+
+
 def _without_unit_axis(value: ir.Value, facts: Facts) -> ir.Value:
     """The value before Reshape, Squeeze and Unsqueeze that only add or drop one axis of size 1 before the last.
 
@@ -230,6 +244,12 @@ def _without_unit_axis(value: ir.Value, facts: Facts) -> ir.Value:
             break
         current = source
     return current
+
+
+def _all_same(left: tuple[Dimension, ...] | None, right: tuple[Dimension, ...] | None) -> bool:
+    if left is None or right is None or len(left) != len(right):
+        return False
+    return all(same_dim(one, other) for one, other in zip(left, right, strict=True))
 
 
 def _without_ones(shape: tuple[Dimension, ...] | None) -> list[Dimension] | None:

@@ -196,7 +196,7 @@ _FARTHEST = 48
 
 def recognise_loop(start: ir.Node, mask: ExpertMask, facts: Facts) -> ExpertLoop | Miss | None:
     """The loop of which `start` is a NonZero(mask); None when nothing is added to the rows that it finds."""
-    last = _last_addition(start, mask, facts)
+    last = _last_addition(start, facts)
     if last is None:
         return None
     total = last
@@ -235,8 +235,8 @@ def recognise_loop(start: ir.Node, mask: ExpertMask, facts: Facts) -> ExpertLoop
     )
 
 
-def _last_addition(start: ir.Node, mask: ExpertMask, facts: Facts) -> ir.Value | None:
-    """The last of the additions that follow the first one to rows of this mask."""
+def _last_addition(start: ir.Node, facts: Facts) -> ir.Value | None:
+    """The last of the additions that follow the first one."""
     queue, seen = [start.outputs[0]], {start.outputs[0]}
     current: ir.Value | None = None
     while queue and current is None:

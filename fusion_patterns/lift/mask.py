@@ -60,6 +60,8 @@ class EmptyRowGuard:
 def recognise_additive(mask: ir.Value, facts: Facts) -> ir.Value | None:
     """The boolean value `visible` behind a mask that adds nothing where it is True and a huge negative elsewhere.
 
+    A boolean mask is this value itself.
+
     Spellings
     ---------
     1. Mul(Cast(Not(visible)), c) with c at most float16's lowest value.
@@ -69,6 +71,8 @@ def recognise_additive(mask: ir.Value, facts: Facts) -> ir.Value | None:
 
 
 def _additive(mask: ir.Value, facts: Facts) -> ir.Value | None:
+    if mask.dtype == ir.DataType.BOOL:
+        return facts.plain(mask)
     node = facts.producer(mask)
     if node is None:
         return None
@@ -266,12 +270,14 @@ def _selection(mask: ir.Value, facts: Facts) -> Selection | Miss | None:
 
 
 def _conditions(mask: ir.Value, facts: Facts) -> list[_Condition]:
-    """What an added mask demands of a key, all together.
+    """What a mask, added or boolean, demands of a key, all together.
 
     1. Mul(Cast(hidden), huge negative); Where(visible, 0, huge negative); Where(hidden, huge negative, 0).
     2. Where(visible, mask, huge negative), Where(hidden, huge negative, mask): also what that mask demands.
     3. And of conditions, Not of one.
     """
+    if mask.dtype == ir.DataType.BOOL:
+        return _split_condition(_Condition(mask), facts)
     node = facts.producer(mask)
     if is_op(node, "Mul"):
         for hidden, factor in facts.either_way(node):
@@ -297,10 +303,14 @@ def _split_condition(condition: _Condition, facts: Facts) -> list[_Condition]:
 
 
 def _causal_condition(condition: _Condition, facts: Facts) -> CausalMask | Miss:
-    if condition.adds or condition.hides:
-        expected = "a comparison of key and query positions (if the mask is causal all the same: --assume causal-mask)"
-        return miss("selection-not-causal", condition.value, expected, "a mask of unknown content")
-    return recognise_causal(condition.value, facts)
+    found = "a mask of unknown content"
+    if not condition.adds and not condition.hides:
+        causal = recognise_causal(condition.value, facts)
+        if not isinstance(causal, Miss):
+            return causal
+        found = causal.got
+    expected = "a comparison of key and query positions (if the mask is causal all the same: --assume causal-mask)"
+    return miss("selection-not-causal", condition.value, expected, found)
 
 
 def _scattered_indices(selected: ir.Value, inverted: bool, facts: Facts) -> ir.Value | None:

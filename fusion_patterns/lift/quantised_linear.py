@@ -132,12 +132,10 @@ def _linear(value: ir.Value, facts: Facts) -> QuantisedLinear | Miss:
     if product.odd is not None:
         return miss("quantisation-unsupported", product.node, UNDERSTOOD, product.odd)
     scales.extend(product.scales)
-    return _checked(QuantisedLinear(product, bias, tuple(scales), largest is not None), largest, value, facts)
+    return _checked(QuantisedLinear(product, bias, tuple(scales), largest is not None), largest, value)
 
 
-def _checked(
-    linear: QuantisedLinear, largest: ir.Value | None, value: ir.Value, facts: Facts
-) -> QuantisedLinear | Miss:
+def _checked(linear: QuantisedLinear, largest: ir.Value | None, value: ir.Value) -> QuantisedLinear | Miss:
     rows, product = linear.rows, linear.product
     width = linear.weight.shape[1]
     if isinstance(rows, PerToken) and rows.largest is not largest:

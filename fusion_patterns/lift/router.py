@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -71,7 +72,7 @@ def _row_counts(value: ir.Value, facts: Facts) -> frozenset[str]:
         current, times, parts = queue.pop(0)
         rows = _declared_rows(current, facts)
         if rows is not None:
-            found.add(str(rows * times // parts if isinstance(rows, int) else (rows * times // parts).simplify()))
+            found.add(_normalised(rows, times, parts))
         for source, more, fewer in _above(current, facts):
             if source not in seen and len(seen) < _FARTHEST:
                 seen.add(source)
@@ -79,14 +80,21 @@ def _row_counts(value: ir.Value, facts: Facts) -> frozenset[str]:
     return frozenset(found)
 
 
-def _declared_rows(value: ir.Value, facts: Facts) -> Dimension | None:
+def _declared_rows(value: ir.Value, facts: Facts) -> tuple[int | str, ...] | None:
+    """All dimensions but the last, a named one by its name."""
     shape = facts.shape(value)
-    if not shape or any(isinstance(dim, ir.SymbolicDim) and dim.value is None for dim in shape[:-1]):
-        return None
-    rows: Dimension = 1
-    for dim in shape[:-1]:
-        rows = rows * dim
-    return rows
+    rows = tuple(dim if isinstance(dim, int) else dim.value for dim in shape[:-1]) if shape else (None,)
+    return None if None in rows else tuple(dim for dim in rows if dim is not None)
+
+
+@functools.cache
+def _normalised(rows: tuple[int | str, ...], times: int, parts: int) -> str:
+    """The product of the dimensions times `times` over `parts`; equal texts are equal numbers."""
+    product: Dimension = 1
+    for dim in rows:
+        product = product * (dim if isinstance(dim, int) else ir.SymbolicDim(dim))
+    product = product * times // parts
+    return str(product if isinstance(product, int) else product.simplify())
 
 
 def _above(value: ir.Value, facts: Facts) -> list[tuple[ir.Value, int, int]]:

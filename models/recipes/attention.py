@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "intermediate_size": 512,
     "vocab_size": 256,
     "max_position_embeddings": 4096,
@@ -104,7 +104,7 @@ class _Module(nn.Module):
         return (attended, cache.latent, cache.rotated, *indexed)
 
 
-def _module(model: str, attention: str, dtype: torch.dtype, layer: int, config: dict[str, Any]) -> _Module:
+def _module(model: str, attention: str, dtype: torch.dtype, config: dict[str, Any]) -> _Module:
     """The module with random weights: matrices of deviation 0.03, vectors about 1, biases about 0."""
     torch.manual_seed(0)
     classes = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
@@ -113,7 +113,7 @@ def _module(model: str, attention: str, dtype: torch.dtype, layer: int, config: 
     chosen = {**SIZES, **(INDEXER if model in SELECTING else {}), **config}
     configuration = getattr(configs, name)(**chosen)
     configuration._attn_implementation = attention
-    block = getattr(classes, ATTENTIONS[model])(configuration, layer)
+    block = getattr(classes, ATTENTIONS[model])(configuration, 0)
     rotary = getattr(classes, f"{name.removesuffix('Config')}RotaryEmbedding", None)
     for key, parameter in block.named_parameters():
         drawn = torch.randn_like(parameter)
@@ -122,37 +122,47 @@ def _module(model: str, attention: str, dtype: torch.dtype, layer: int, config: 
     return _Module(block, None if rotary is None else rotary(configuration)).eval().to(dtype)
 
 
-def _example(sizes: dict[str, int], dims: tuple[int, int, int], dtype: torch.dtype, selects: bool) -> list[torch.Tensor]:
+def _example(
+    sizes: dict[str, int], dims: tuple[int, int, int], dtype: torch.dtype, mask: str, selects: bool
+) -> dict[str, torch.Tensor | None]:
     """Inputs for `dims` (batch, sequence, past), with a causal mask."""
     batch, sequence, past = dims
-    positions = torch.arange(past, past + sequence)[None].repeat(batch, 1)
-    later = torch.arange(past + sequence)[None, :] > torch.arange(past, past + sequence)[:, None]
-    mask = torch.zeros(batch, 1, sequence, past + sequence).masked_fill(later, torch.finfo(dtype).min)
-    inputs = [torch.randn(batch, sequence, sizes["hidden_size"]).to(dtype), positions, mask.to(dtype)]
+    positions = torch.arange(past, past + sequence)
+    visible = torch.arange(past + sequence)[None, :] <= positions[:, None]
+    added = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+    inputs: dict[str, torch.Tensor | None] = {
+        "hidden_states": torch.randn(batch, sequence, sizes["hidden_size"]).to(dtype),
+        "position_ids": positions[None].repeat(batch, 1),
+        "attention_mask": {"added": added, "boolean": visible}[mask].repeat(batch, 1, 1, 1) if mask != "none" else None,
+    }
     if past:
-        inputs.append(torch.randn(batch, 1, past, sizes["kv_lora_rank"]).to(dtype))
-        inputs.append(torch.randn(batch, 1, past, sizes["qk_rope_head_dim"]).to(dtype))
+        inputs["past_ckv"] = torch.randn(batch, 1, past, sizes["kv_lora_rank"]).to(dtype)
+        inputs["past_kpe"] = torch.randn(batch, 1, past, sizes["qk_rope_head_dim"]).to(dtype)
         if selects:
-            inputs.append(torch.randn(batch, past, 128).to(dtype))
+            inputs["past_idx_k"] = torch.randn(batch, past, sizes["index_head_dim"]).to(dtype)
     return inputs
 
 
-_INPUTS = ["hidden_states", "position_ids", "attention_mask", "past_ckv", "past_kpe", "past_idx_k"]
 _OUTPUTS = ["attn_out", "present_ckv", "present_kpe", "present_idx_k"]
 
 
-def _dynamic(kind: str, count: int) -> list[dict[int, Any]]:
+def _dynamic_axes(stage: str, names: list[str]) -> dict[str, dict[int, Any]]:
     """Symbolic axes of each input: batch and sequence without a cache, batch and past (and sequence) with one."""
-    batch, past = Dim("batch", min=1, max=64), Dim("past", min=2, max=4000)
-    sequence = Dim("seq", min=2, max=4000)
-    if kind == "prefill":
-        axes = [{0: batch, 1: sequence}, {0: batch, 1: sequence}, {0: batch, 2: sequence, 3: sequence}]
-    elif kind == "decode":
-        axes = [{0: batch}, {0: batch}, {0: batch, 3: past + 1}]
-    else:
-        total = Dim.AUTO
-        axes = [{0: batch, 1: sequence}, {0: batch, 1: sequence}, {0: batch, 2: sequence, 3: total}]
-    return [*axes, {0: batch, 2: past}, {0: batch, 2: past}, {0: batch, 1: past}][:count]
+    batch, past, sequence = Dim("batch", min=1, max=64), Dim("past", min=2, max=4000), Dim("seq", min=2, max=4000)
+    tokens = {0: batch} if stage == "decode" else {0: batch, 1: sequence}
+    mask = {
+        "prefill": {0: batch, 2: sequence, 3: sequence},
+        "decode": {0: batch, 3: past + 1},
+        "chunk": {0: batch, 2: sequence, 3: Dim.AUTO},
+    }[stage]
+    axes = {"hidden_states": tokens, "position_ids": tokens, "attention_mask": mask, "past_idx_k": {0: batch, 1: past}}
+    return {name: axes.get(name, {0: batch, 2: past}) for name in names}
+
+
+def _axis_name(size: Any) -> str:
+    """The name of a symbolic size for TorchScript, which knows no sums."""
+    name = getattr(size, "__name__", "total")
+    return name if name.isidentifier() else "total"
 
 
 def export_attention(
@@ -165,55 +175,34 @@ def export_attention(
     dynamo: bool = True,
     dynamic: bool = True,
     attention: str = "sdpa",
+    mask: str = "added",
     dtype: torch.dtype = torch.float32,
-    layer: int = 0,
     dims: tuple[int, int, int] | None = None,
     **config: Any,
 ) -> None:
-    """Write the attention of layer `layer` of a `model` type to `path`.
+    """Write the attention of a `model` type to `path`.
 
-    `stage`: "prefill" (no cache), "decode" (one new token) or "chunk" (several new tokens behind a cache). `dims` are
-    batch, sequence and past of the example, and of the graph unless `dynamic`. `dynamo`: torch.export, else TorchScript.
-    `config` overrides the sizes above.
+    `stage`: "prefill" (no cache), "decode" (one new token) or "chunk" (several new tokens behind a cache). `mask`:
+    "added", "boolean" or "none". `dims` are batch, sequence and past of the example, and of the graph unless `dynamic`.
+    `dynamo`: torch.export, else TorchScript. `config` overrides the sizes above.
     """
     selects = model in SELECTING
-    module = _module(model, attention, dtype, layer, config)
+    module = _module(model, attention, dtype, config)
     dims = dims or {"prefill": (2, 12, 0), "decode": (2, 1, 16), "chunk": (2, 5, 16)}[stage]
-    inputs = _example({**SIZES, **config}, dims, dtype, selects)
-    names = _INPUTS[: len(inputs)]
-    outputs = _OUTPUTS[: 1 if len(inputs) == 3 else 4 if selects else 3]
-    axes = _dynamic(stage, len(inputs)) if dynamic else None
+    inputs = _example({**SIZES, **INDEXER, **config}, dims, dtype, mask, selects)
+    names = [name for name, value in inputs.items() if value is not None]
+    axes = _dynamic_axes(stage, names) if dynamic else None
+    shared: dict[str, Any] = {
+        "opset_version": opset,
+        "input_names": names,
+        "output_names": _OUTPUTS[: 1 if stage == "prefill" else 4 if selects else 3],
+    }
     with torch.no_grad():
         if dynamo:
-            torch.onnx.export(
-                module,
-                tuple(inputs),
-                path,
-                dynamo=True,
-                opset_version=opset,
-                optimize=optimize,
-                dynamic_shapes=None if axes is None else tuple(axes),
-                input_names=names,
-                output_names=outputs,
-                verbose=False,
-                external_data=True,
-            )
-            return
-        named = None if axes is None else {
-            name: {axis: _axis_name(size) for axis, size in dict_.items()} for name, dict_ in zip(names, axes, strict=True)
-        }
-        torch.onnx.export(
-            module,
-            tuple(inputs),
-            str(path),
-            dynamo=False,
-            opset_version=opset,
-            dynamic_axes=named,
-            input_names=names,
-            output_names=outputs,
-            do_constant_folding=optimize,
-        )
-
-
-def _axis_name(size: Any) -> str:
-    return getattr(size, "__name__", "total").replace(" ", "").replace("past+1", "total")
+            shapes = None if axes is None else {name: axes.get(name) for name in inputs}
+            options = {"dynamic_shapes": shapes, "optimize": optimize, "external_data": True, "verbose": False}
+            torch.onnx.export(module, tuple(inputs.values()), path, dynamo=True, **options, **shared)
+        else:
+            named = {name: {axis: _axis_name(size) for axis, size in sizes.items()} for name, sizes in axes.items()} if axes else None
+            options = {"dynamic_axes": named, "do_constant_folding": optimize}
+            torch.onnx.export(module, tuple(inputs.values()), str(path), dynamo=False, **options, **shared)

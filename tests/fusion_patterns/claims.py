@@ -148,7 +148,11 @@ def attended(description: Attention, query: Array, key: Array, value: Array, run
     if not description.heads_first:
         scores = scores.transpose(0, 2, 1, 3)
     if description.mask is not None:
-        scores = scores + run.of(description.mask)
+        mask = run.of(description.mask)
+        scores = scores + (np.where(mask, np.float32(0), -np.inf) if mask.dtype == np.bool_ else mask)
+    if description.causal:
+        later = np.triu(np.ones((query.shape[-2], key.shape[-2]), np.bool_), 1)
+        scores = np.where(later if description.heads_first else later[:, None], -np.inf, scores)
     weights = softmax(scores)
     if description.empty_rows_zero:
         weights = np.where(np.isnan(weights), 0, weights)

@@ -171,7 +171,7 @@ def fused_after(
     """Edit a graph, run it, fuse it without validation, run it again."""
     expected = _run(edited(source, edit), feeds)
     model = edited(source, edit)
-    report = fuse(model, validate="none", **options)
+    report = fuse(model, **{"validate": "none", **options})
     return Outcome(report, expected, _run(model, feeds), model)
 
 

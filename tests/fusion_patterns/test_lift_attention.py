@@ -102,6 +102,9 @@ OPERATOR = {
     "default scale": ("y = Attention(q, k, v)", 0.5, False),
     "scale": ("y = Attention<scale=0.3>(q, k, v)", 0.3, False),
     "mask": ("y = Attention<scale=0.3>(q, k, v, mask)", 0.3, True),
+    "boolean mask": ("m = Greater(mask, zero) y = Attention<scale=0.3>(q, k, v, m)", 0.3, True),
+    "causal": ("y = Attention<is_causal=1>(q, k, v)", 0.5, False),
+    "causal and a mask": ("y = Attention<is_causal=1>(q, k, v, mask)", 0.5, True),
     "factor on the queries": ("a = Mul(q, half) y = Attention<scale=0.3>(a, k, v)", 0.15, False),
 }
 
@@ -112,6 +115,14 @@ def test_the_operator(body: str, scale: float, masked: bool) -> None:
     assert isinstance(attention, Attention)
     assert attention.scale == pytest.approx(scale)
     assert (attention.mask is not None) == masked
+    assert attention.causal == ("is_causal" in body)
+
+
+@pytest.mark.parametrize("name", ["mask", "boolean mask"])
+def test_the_operator_yields_zero_where_no_key_is_visible(name: str) -> None:
+    attention = recognise(OPERATOR[name][0], 23, hide=True)
+    assert isinstance(attention, Attention)
+    assert attention.empty_rows_zero
 
 
 OTHERS = {
@@ -166,13 +177,21 @@ def test_others_are_refused(body: str, values: dict) -> None:
     assert not isinstance(recognise(body, **values), Attention)
 
 
+def test_an_attention_sink_is_named() -> None:
+    """A column beside the scores takes its share of the weights and is cut off again."""
+    body = f"{KT} s = MatMul(q, kt) c = Concat<axis=-1>(s, sink) {P}(c) w = Slice(p, i0, minus_one, last) y = MatMul(w, v)"
+    numbers = {"i0": [0], "minus_one": [-1], "last": [3]}
+    result = recognise(body, sink="float[B,3,S,1]", **numbers)
+    assert isinstance(result, Miss)
+    assert result.code == "attention-unrecognised"
+    assert "sink" in result.got
+
+
 OPERATOR_OTHERS = {
-    "causal": "y = Attention<is_causal=1>(q, k, v)",
     "softcap": "y = Attention<softcap=2.0>(q, k, v)",
     "cache": "y, pk, pv = Attention(q, k, v, , k, v)",
     "scores": "y, , , s = Attention(q, k, v)",
     "three axes": "y = Attention<q_num_heads=2, kv_num_heads=2>(q3, q3, q3)",
-    "boolean mask": "m = Greater(mask, zero) y = Attention(q, k, v, m)",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fusion_patterns.graph import Facts
@@ -107,6 +108,62 @@ def test_slice_assignments_transposed_afterwards() -> None:
     concat = recognise_concat(value(model, "y"), Facts())
     assert isinstance(concat, Concat)
     assert_true(concat, value(model, "y"), Run(model, FEEDS))
+
+
+ROWS = """
+empty = ConstantOfShape(shape)
+front = Transpose<perm=[3,1,2,0]>(a) back = Transpose<perm=[3,1,2,0]>(b) buffer = Transpose<perm=[3,1,2,0]>(empty)
+w = ScatterND(buffer, front_rows, front) z = ScatterND(w, back_rows, back) y = Transpose<perm=[3,1,2,0]>(z)
+"""
+COORDINATES = """
+empty = ConstantOfShape(shape)
+c0 = Expand(along_0, front_shape) c1 = Expand(along_1, front_shape) c2 = Expand(along_2, front_shape)
+c3 = Expand(front_along_3, front_shape)
+u0 = Unsqueeze(c0, minus_one) u1 = Unsqueeze(c1, minus_one) u2 = Unsqueeze(c2, minus_one) u3 = Unsqueeze(c3, minus_one)
+front_index = Concat<axis=-1>(u0, u1, u2, u3) w = ScatterND(empty, front_index, a)
+d0 = Expand(along_0, back_shape) d1 = Expand(along_1, back_shape) d2 = Expand(along_2, back_shape)
+d3 = Expand(back_along_3, back_shape)
+v0 = Unsqueeze(d0, minus_one) v1 = Unsqueeze(d1, minus_one) v2 = Unsqueeze(d2, minus_one) v3 = Unsqueeze(d3, minus_one)
+back_index = Concat<axis=-1>(v0, v1, v2, v3) y = ScatterND(w, back_index, b)
+"""
+FIXED_INDICES = {
+    "front_rows": np.arange(4)[:, None],
+    "back_rows": np.arange(4, 6)[:, None],
+    "along_0": np.arange(2).reshape(2, 1, 1, 1),
+    "along_1": np.arange(3).reshape(3, 1, 1),
+    "along_2": np.arange(5).reshape(5, 1),
+    "front_along_3": np.arange(4),
+    "back_along_3": np.arange(4, 6),
+    "front_shape": [2, 3, 5, 4],
+    "back_shape": [2, 3, 5, 2],
+}
+
+
+@pytest.mark.parametrize("body", [ROWS, COORDINATES], ids=["rows", "coordinates"])
+def test_slice_assignments_at_constant_indices(body: str) -> None:
+    """What exports of fixed sizes have: every index is a number."""
+    model = graph(body, "y", **PARTS, **CONSTANTS, **FIXED_INDICES)
+    concat = recognise_concat(value(model, "y"), Facts())
+    assert isinstance(concat, Concat)
+    assert tuple(part.name for part in concat.parts) == ("a", "b")
+    assert (concat.axis, concat.perm) == (3, (0, 1, 2, 3))
+    assert_true(concat, value(model, "y"), Run(model, FEEDS))
+
+
+OTHER_INDICES = {
+    "rows in another order": (ROWS, {"back_rows": np.array([[5], [4]])}),
+    "rows that leave a gap": (ROWS, {"back_rows": np.array([[4], [6]]), "shape": [2, 3, 5, 7]}),
+    "rows from the end": (ROWS, {"back_rows": np.array([[-2], [-1]])}),
+    "coordinates of every second column": (COORDINATES, {"back_along_3": np.array([3, 5])}),
+    "coordinates of other heads": (COORDINATES, {"along_1": np.array([0, 2, 1]).reshape(3, 1, 1)}),
+    "a coordinate along another axis": (COORDINATES, {"back_along_3": np.array([[4]] * 4 + [[5]])}),
+}
+
+
+@pytest.mark.parametrize(("body", "changed"), OTHER_INDICES.values(), ids=OTHER_INDICES)
+def test_other_constant_indices_are_refused(body: str, changed: dict) -> None:
+    model = graph(body, "y", **{**PARTS, **CONSTANTS, **FIXED_INDICES, **changed})
+    assert isinstance(recognise_concat(value(model, "y"), Facts()), Miss)
 
 
 LAST = "y_written = ScatterND(y_buffer"

@@ -172,6 +172,38 @@ def test_two_halves_without_their_concat() -> None:
     assert isinstance(recognise_rope_of(parts[::-1], Facts()), Miss)
 
 
+
+@pytest.mark.parametrize(
+    ("body", "wide", "made"),
+    [(COMPLEX, False, INTERLEAVED), (DRAWN_APART.replace("(z,", "(x0,"), True, HALF)],
+    ids=["complex", "pairs drawn apart"],
+)
+@pytest.mark.parametrize(("axis", "tokens"), [(1, 5), (2, 5), (1, 1)])
+def test_rows_that_become_a_head_as_they_become_pairs(
+    body: str, wide: bool, made: RopeLayout, axis: int, tokens: int
+) -> None:
+    """(B, S, D) reshaped to (B, 1, S, D/2, 2) or (B, S, 1, D/2, 2) at once."""
+    rows = "x0" if wide else "x"
+    pairs, whole = [2, tokens, 4, 2], [2, tokens, 8]
+    pairs.insert(axis, 1)
+    whole.insert(axis, 1)
+    for angles in ("cos", "sin"):
+        body = body.replace(f"Unsqueeze({angles}, i1)", f"Unsqueeze({angles}, axis)")
+    model = graph(
+        body,
+        "y",
+        **{**CONSTANTS, "pairs": pairs, "wide": whole, "axis": [axis]},
+        **{rows: f"float[2,{tokens},8]"},
+        cos=f"float[2,{tokens},{8 if wide else 4}]",
+        sin=f"float[2,{tokens},{8 if wide else 4}]",
+    )
+    rope = recognise_rope(value(model, "y"), Facts())
+    assert isinstance(rope, Rope)
+    assert (rope.x.name, rope.added_axis) == (rows, axis if tokens > 1 else 1)
+    assert (rope.input_layout, rope.output_layout) == (INTERLEAVED, made)
+    assert_true(rope, value(model, "y"), Run(model, feeds(model)))
+
+
 def test_cos_and_sin_exchanged_are_other_angles() -> None:
     """The description names what is multiplied with what."""
     rope = recognise(swap(EVEN_ODD, (ANGLES, "c = Unsqueeze(sin, i1) s = Unsqueeze(cos, i1)")), False)

@@ -177,7 +177,7 @@ PROVOKED: dict[str, tuple[str, Provocation]] = {
     "value-not-latent": ("mla_prolog", in_graph(ATTENTION, keys_for_values)),
     "query-unrecognised": ("mla_prolog", in_graph(ATTENTION, lambda e: e.swap_inputs("cat_5"))),
     "no-query-low-rank": ("mla_prolog", in_graph("attn_dsv3_decode_sdpa_op18_opt_noqlora")),
-    "latent-unrecognised": ("mla_prolog", in_graph(ATTENTION, scaled("mul_54"))),
+    "latent-unrecognised": ("mla_prolog", in_graph(ATTENTION, lambda e: e.swap_inputs("present_ckv"))),
     "key-rope-unrecognised": ("mla_prolog", in_graph(ATTENTION, scaled("view_2"))),
     "rope-unrecognised": ("mla_prolog", in_graph(ATTENTION, lambda e: e.set_op("sub_49", "Add"))),
     "rope-differs": ("mla_prolog", in_graph(ATTENTION, cos_and_sin_exchanged_for_the_query)),

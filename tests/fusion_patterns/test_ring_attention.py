@@ -333,7 +333,7 @@ def test_values_that_others_read_stay() -> None:
 def test_limits_of_a_product() -> None:
     report = find(built(RING_SPELLINGS["slices"], "o m s", TND), target="a2")
     assert [missed.code for missed in report.missed] == ["target"]
-    assert "D (axis 2 of prev_attn_out)" in report.missed[0].message
+    assert "D must be a multiple of 64" in report.missed[0].message
 
 
 # --- Twins ------------------------------------------------------------------------------------------------------------

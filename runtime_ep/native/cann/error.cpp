@@ -2,8 +2,8 @@
 
 #include "cann/library.h"
 
+#include <algorithm>
 #include <array>
-#include <regex>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -32,6 +32,49 @@ constexpr std::array<std::pair<std::int32_t, const char*>, 19> MEANINGS{{
     {ACLNN_ERR_INNER_OPP_PATH_NOT_FOUND, "ACLNN_ERR_INNER_OPP_PATH_NOT_FOUND"},
     {ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND, "ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND"},
 }};
+
+constexpr std::string_view BLANKS = " \t\r";
+
+std::string_view without_leading_blanks(std::string_view line) {
+    const auto start = line.find_first_not_of(BLANKS);
+    return start == std::string_view::npos ? std::string_view() : line.substr(start);
+}
+
+// "EZ9999: [PID: 4711] 2025-11-29-10:11:12.000 headNum is wrong" without what stands before the words.
+std::string_view without_prefix(std::string_view line) {
+    line = without_leading_blanks(line);
+    constexpr std::size_t LONGEST_CODE = 7;
+    const auto colon = line.find(':');
+    const bool has_code = line.starts_with('E') && colon <= LONGEST_CODE && line.find(' ') > colon;
+    if (has_code && std::any_of(line.begin(), line.begin() + colon, [](char c) { return c >= '0' && c <= '9'; })) {
+        line = without_leading_blanks(line.substr(colon + 1));
+    }
+    if (line.starts_with("[PID") && line.find(']') != std::string_view::npos) {
+        line = without_leading_blanks(line.substr(line.find(']') + 1));
+        if (line.starts_with("20") && line.find(' ') != std::string_view::npos) {
+            line = without_leading_blanks(line.substr(line.find(' '))); // the time
+        }
+    }
+    return line;
+}
+
+// Without the places in CANN's source at the end, "[FUNC:Check][FILE:tiling.cpp][LINE:17]", and without a full stop.
+std::string_view without_places(std::string_view line) {
+    for (const std::string_view place : {"[FUNC:", "[FILE:", "[LINE:", "[THREAD:"}) {
+        line = line.substr(0, line.find(place));
+    }
+    const auto end = line.find_last_not_of(" \t\r.");
+    return end == std::string_view::npos ? std::string_view() : line.substr(0, end + 1);
+}
+
+bool is_heading(std::string_view line) {
+    for (const std::string_view heading : {"Inner Error", "TraceBack", "Traceback", "Solution:", "Possible Cause:"}) {
+        if (line.starts_with(heading)) {
+            return true;
+        }
+    }
+    return false;
+}
 
 std::string recent_message() {
     const char* message = functions().aclGetRecentErrMsg == nullptr ? nullptr : functions().aclGetRecentErrMsg();
@@ -92,20 +135,11 @@ std::string meaning(std::int32_t code) {
 }
 
 std::string telling_line(const std::string& message) {
-    static const auto* noise = new std::regex(
-        R"(^\s*(E[A-Z]?\w{4,5}:\s*)?(\[PID:?\s*\d+\]\s*)?(\d{4}-\d\d-\d\d[-\s]\S+\s*)?(\[[A-Z]+\]\s*)?|\s*\[(FUNC|FILE|LINE):[^\]]*\]|\s*\[THREAD:[^\]]*\])"
-    );
-    static const auto* heading = new std::regex(
-        R"(^(Inner Error!?|TraceBack.*|Solution:.*|Possible Cause:.*|\[?PID.*|Traceback.*|E[A-Z]?\w{4,5}:?)$)",
-        std::regex::icase
-    );
     std::istringstream lines(message);
     for (std::string line; std::getline(lines, line);) {
-        line = std::regex_replace(line, *noise, "");
-        const auto end = line.find_last_not_of(" \t\r.");
-        line.resize(end == std::string::npos ? 0 : end + 1);
-        if (!line.empty() && !std::regex_match(line, *heading)) {
-            return line;
+        const std::string_view told = without_places(without_prefix(line));
+        if (!told.empty() && !is_heading(told)) {
+            return std::string(told);
         }
     }
     return "";

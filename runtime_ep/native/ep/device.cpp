@@ -4,6 +4,7 @@
 
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace ep {
 namespace {
@@ -16,6 +17,16 @@ std::shared_mutex& handles_mutex() {
 std::unordered_map<aclrtStream, Stream*>& handles() {
     static auto& streams = *new std::unordered_map<aclrtStream, Stream*>;
     return streams;
+}
+
+// The addresses of all streams, as the runtime knows them.
+std::unordered_set<const void*>& live_streams() {
+    static auto& streams = *new std::unordered_set<const void*>;
+    return streams;
+}
+
+const void* address_of(const Stream& stream) {
+    return static_cast<const ort::OrtSyncStreamImpl*>(&stream);
 }
 
 } // namespace
@@ -80,6 +91,7 @@ void Device::add(Stream& stream) {
     streams_.push_back(&stream);
     const std::lock_guard handles_lock(handles_mutex());
     handles().emplace(stream.handle(), &stream);
+    live_streams().insert(address_of(stream));
 }
 
 void Device::remove(Stream& stream) {
@@ -87,12 +99,18 @@ void Device::remove(Stream& stream) {
     std::erase(streams_, &stream);
     const std::lock_guard handles_lock(handles_mutex());
     handles().erase(stream.handle());
+    live_streams().erase(address_of(stream));
 }
 
 Stream* Device::stream(aclrtStream handle) {
     const std::shared_lock lock(handles_mutex());
     const auto found = handles().find(handle);
     return found == handles().end() ? nullptr : found->second;
+}
+
+bool Device::has_stream(const void* stream) {
+    const std::shared_lock lock(handles_mutex());
+    return live_streams().contains(stream);
 }
 
 } // namespace ep

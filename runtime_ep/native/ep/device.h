@@ -44,6 +44,8 @@ class Device {
     void remove(Stream& stream);
     // The stream with that handle, of whatever device; null for an unknown one.
     static Stream* stream(aclrtStream handle);
+    // Whether that is a stream of whatever device; looks at the address only.
+    static bool has_stream(const void* stream);
 
   private:
     explicit Device(int id);

@@ -65,8 +65,10 @@ Stream* Stream::of(ort::OrtSyncStream* stream) {
     if (stream == nullptr) {
         return nullptr;
     }
+    // onnxruntime 1.24 also passes streams here that are not of a provider's making, with whatever for an
+    // implementation.
     const ort::OrtSyncStreamImpl* implementation = ort::ep_api().SyncStream_GetImpl(stream);
-    if (implementation == nullptr || implementation->Flush != flush) {
+    if (!Device::has_stream(implementation)) {
         return nullptr;
     }
     return static_cast<Stream*>(const_cast<ort::OrtSyncStreamImpl*>(implementation));
