@@ -38,6 +38,10 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.bench_fuse
 	$(BIN)/python -m benchmarks.bench_decode
 	$(BIN)/python -m benchmarks.bench_sfa
+	$(BIN)/python -m benchmarks.bench_moe
+	$(BIN)/python -m benchmarks.bench_bodies
+	$(BIN)/python -m benchmarks.bench_layout
+	$(BIN)/python -m benchmarks.bench_provider
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -19,7 +19,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from ascend_onnx.errors import ExecutionError, InputError
-from ascend_onnx.ort_values import RUNTIME_ERRORS, failure_at, from_runtime, reason, to_runtime
+from ascend_onnx.ort_values import RUNTIME_ERRORS, Feed, as_value, failure_at, from_runtime, reason, to_runtime
 from ascend_onnx.placement import Placement, noted_declines, placements
 from ascend_onnx.session import CpuSession, Signature
 
@@ -61,7 +61,7 @@ class Session:
     def run(
         self,
         names: Sequence[str] | None,
-        feeds: Mapping[str, np.ndarray | DeviceValue],
+        feeds: Mapping[str, Feed],
         *,
         into: Mapping[str, DeviceValue] | None = None,
     ) -> list[np.ndarray]:
@@ -108,6 +108,8 @@ def create_session(
         InputError: there is no such device, no provider is registered, or there is no such model.
     """
     if device == "cpu":
+        if require_npu:
+            raise InputError("require_npu is for sessions on an NPU: pass device='npu' too, or leave it out")
         return Session(_Loaded(model, session_options), device)
     if device != "npu":
         raise InputError(f"the device must be cpu or npu, got {device!r}")
@@ -126,28 +128,27 @@ class _Loaded(CpuSession):
             options = onnxruntime.SessionOptions()
             options.log_severity_level = _SILENT
         options.add_session_config_entry(_RECORD_PLACEMENT, "1")
-        self._node_names = _node_names(model)
         with noted_declines() as declines:
             super().__init__(model, options)
         self._declines = tuple(declines)
+        self._node_names = _node_names(model)
 
     def run_named(
         self,
         names: Sequence[str] | None,
-        feeds: Mapping[str, np.ndarray | DeviceValue],
+        feeds: Mapping[str, Feed],
         into: Mapping[str, DeviceValue],
     ) -> list[np.ndarray]:
         wanted = [name for name in self.outputs if name not in into] if names is None else list(names)
         for name in (*wanted, *into):
             if name not in self.outputs:
                 raise InputError(f"the model has no output {name!r}; its outputs are {', '.join(self.outputs)}")
-        arrays = {name: feed for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
-        self._check_feeds(feeds, arrays)
+        given = self._checked(feeds)  # alive until the run is over, because values may share the arrays' memory
         binding = self._session.io_binding()
-        kept = []  # until the run is over, because values of types that numpy lacks share the arrays' memory
+        kept = []
         try:
-            for name, feed in feeds.items():
-                kept.append(to_runtime(feed) if isinstance(feed, np.ndarray) else feed)
+            for name, feed in given.items():
+                kept.append(as_value(feed))
                 binding.bind_ortvalue_input(name, kept[-1])
             for name, value in into.items():
                 self._bind_into(binding, name, value)
@@ -179,20 +180,6 @@ class _Loaded(CpuSession):
 
     def to_host(self, value: DeviceValue) -> np.ndarray:
         return np.array(from_runtime(value))
-
-    def _check_feeds(self, feeds: Mapping[str, np.ndarray | DeviceValue], arrays: Mapping[str, np.ndarray]) -> None:
-        for name, expected in self.inputs.items():
-            if name not in feeds:
-                raise InputError(f"nothing was given for input {name!r} ({expected.dtype.name} {expected.shape})")
-        for name in feeds:
-            if name not in self.inputs:
-                raise InputError(f"the model has no input {name!r}; its inputs are {', '.join(self.inputs)}")
-        for name, array in arrays.items():
-            expected = self.inputs[name]
-            if array.dtype != expected.dtype.numpy():
-                raise InputError(f"input {name!r} expects {expected.dtype.name}, but the array is {array.dtype}")
-            if array.ndim != len(expected.shape):
-                raise InputError(f"input {name!r} expects shape {expected.shape}, but the array has {array.shape}")
 
 
 class _OnNpu(_Loaded):
@@ -268,8 +255,6 @@ def _node_names(model: str | Path | onnx.ModelProto | ir.Model) -> set[str]:
     if isinstance(model, ir.Model):
         return {node.name for node in model.graph.all_nodes() if node.name}
     if isinstance(model, str | Path):
-        if not Path(model).is_file():
-            raise InputError(f"expected an ONNX model at {model}, but there is no such file; check the path")
         model = onnx.load(str(model), load_external_data=False)
     return {node.name for node in model.graph.node if node.name}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +13,20 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
 
 from ascend_onnx.errors import ExecutionError
 
-__all__ = ["RUNTIME_ERRORS", "failure_at", "from_runtime", "is_numpys_own", "reason", "to_runtime", "wrapped"]
+__all__ = [
+    "RUNTIME_ERRORS",
+    "Feed",
+    "as_value",
+    "failure_at",
+    "from_runtime",
+    "is_numpys_own",
+    "reason",
+    "to_runtime",
+    "wrapped",
+]
+
+Feed: TypeAlias = np.ndarray | onnxruntime.OrtValue
+"""What an input is given as: an array, or a value that the runtime already has."""
 
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     runtime_errors.Fail,
@@ -33,6 +47,11 @@ def to_runtime(array: np.ndarray) -> onnxruntime.OrtValue:
     if is_numpys_own(array.dtype):
         return onnxruntime.OrtValue.ortvalue_from_numpy(contiguous)
     return wrapped(contiguous, ir.DataType.from_numpy(array.dtype))
+
+
+def as_value(feed: Feed) -> onnxruntime.OrtValue:
+    """A value that a session takes; one that is a value already stays as it is."""
+    return feed if isinstance(feed, onnxruntime.OrtValue) else to_runtime(feed)
 
 
 def wrapped(array: np.ndarray, dtype: ir.DataType) -> onnxruntime.OrtValue:

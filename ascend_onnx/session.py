@@ -15,7 +15,7 @@ import onnxruntime
 from google.protobuf.message import EncodeError
 
 from ascend_onnx.errors import ExecutionError, InputError
-from ascend_onnx.ort_values import RUNTIME_ERRORS, failure_at, from_runtime, reason, to_runtime, wrapped
+from ascend_onnx.ort_values import RUNTIME_ERRORS, Feed, as_value, failure_at, from_runtime, reason, wrapped
 from ascend_onnx.tensors import FileMaps, TensorSlot, placeholder, tensor_slots, tensors_replaced
 
 _HANDED_OVER_BYTES = 64 << 10  # larger initializers are handed to the runtime as they lie, not through the protobuf
@@ -96,8 +96,9 @@ class CpuSession:
         unknown = [name for name in names if name not in self.outputs]
         if unknown:
             raise InputError(f"the model has no output {unknown[0]!r}; its outputs are {', '.join(self.outputs)}")
-        values = {name: to_runtime(array) for name, array in self._checked(feeds).items()}
+        given = self._checked(feeds)  # alive until the run is over, because values may share the arrays' memory
         try:
+            values = {name: as_value(feed) for name, feed in given.items()}
             results = self._session.run_with_ort_values(names, values)
         except RUNTIME_ERRORS as error:
             raise failure_at(error, f"onnxruntime cannot run the model: {reason(error)}") from None
@@ -107,17 +108,22 @@ class CpuSession:
         """The runtime's session, on the provider that this class is for."""
         return onnxruntime.InferenceSession(loadable, options, providers=["CPUExecutionProvider"])
 
-    def _checked(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        checked: dict[str, np.ndarray] = {}
+    def _checked(self, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+        """The feeds in the order of the inputs, what is not on a device as an array that lies in one piece."""
+        if not isinstance(feeds, Mapping):
+            raise InputError(f"expected the inputs as a mapping from name to array, got a {type(feeds).__name__}")
+        checked: dict[str, Feed] = {}
         for name, expected in self.inputs.items():
             if name not in feeds:
                 raise InputError(f"no array was given for input {name!r} ({expected.dtype.name} {expected.shape})")
-            array = np.asarray(feeds[name])
-            if array.dtype != expected.dtype.numpy():
-                raise InputError(f"input {name!r} expects {expected.dtype.name}, but the array is {array.dtype}")
-            if array.ndim != len(expected.shape):
-                raise InputError(f"input {name!r} expects shape {expected.shape}, but the array has {array.shape}")
-            checked[name] = array
+            feed = feeds[name]
+            if not isinstance(feed, onnxruntime.OrtValue):
+                feed = np.asarray(feed, order="C")
+                if feed.dtype != expected.dtype.numpy():
+                    raise InputError(f"input {name!r} expects {expected.dtype.name}, but the array is {feed.dtype}")
+                if feed.ndim != len(expected.shape):
+                    raise InputError(f"input {name!r} expects shape {expected.shape}, but the array has {feed.shape}")
+            checked[name] = feed
         surplus = [name for name in feeds if name not in checked]
         if surplus:
             raise InputError(f"the model has no input {surplus[0]!r}; its inputs are {', '.join(self.inputs)}")

@@ -55,8 +55,9 @@ def _decomposed(softmax: ir.Node, facts: Facts) -> Attention | Miss | None:
     guarded = _guarded(probabilities, facts)
     product = weighing_product(guarded or probabilities, facts)
     if product is None:
-        found = _unlike_weights(guarded or probabilities, facts)
-        return None if found is None else miss("attention-unrecognised", softmax, "one product of weights and values", found)
+        other = _unlike_weights(guarded or probabilities, facts)
+        expected = "one product of weights and values"
+        return None if other is None else miss("attention-unrecognised", softmax, expected, other)
     if _is_latent(product):
         return None
     rank = facts.rank(probabilities)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
+
+from models.recipes.naming import class_of, configuration_class
 
 __all__ = ["ATTENTIONS", "export_attention"]
 
@@ -107,14 +108,10 @@ class _Module(nn.Module):
 def _module(model: str, attention: str, dtype: torch.dtype, config: dict[str, Any]) -> _Module:
     """The module with random weights: matrices of deviation 0.03, vectors about 1, biases about 0."""
     torch.manual_seed(0)
-    classes = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
-    configs = importlib.import_module(f"transformers.models.{model}.configuration_{model}")
-    name = next(key for key in dir(configs) if key.endswith("Config") and key.lower() == f"{model.replace('_', '')}config")
-    chosen = {**SIZES, **(INDEXER if model in SELECTING else {}), **config}
-    configuration = getattr(configs, name)(**chosen)
+    configuration = configuration_class(model)(**{**SIZES, **(INDEXER if model in SELECTING else {}), **config})
     configuration._attn_implementation = attention
-    block = getattr(classes, ATTENTIONS[model])(configuration, 0)
-    rotary = getattr(classes, f"{name.removesuffix('Config')}RotaryEmbedding", None)
+    block = class_of(model, ATTENTIONS[model])(configuration, 0)
+    rotary = class_of(model, type(configuration).__name__.replace("Config", "RotaryEmbedding"))
     for key, parameter in block.named_parameters():
         drawn = torch.randn_like(parameter)
         centre = 0.0 if parameter.dim() > 1 or key.endswith("bias") else 1.0
@@ -203,6 +200,8 @@ def export_attention(
             options = {"dynamic_shapes": shapes, "optimize": optimize, "external_data": True, "verbose": False}
             torch.onnx.export(module, tuple(inputs.values()), path, dynamo=True, **options, **shared)
         else:
-            named = {name: {axis: _axis_name(size) for axis, size in sizes.items()} for name, sizes in axes.items()} if axes else None
-            options = {"dynamic_axes": named, "do_constant_folding": optimize}
+            names_of_axes = {
+                name: {i: _axis_name(size) for i, size in sizes.items()} for name, sizes in (axes or {}).items()
+            }
+            options = {"dynamic_axes": names_of_axes or None, "do_constant_folding": optimize}
             torch.onnx.export(module, tuple(inputs.values()), str(path), dynamo=False, **options, **shared)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import Dim
+
+from models.recipes.naming import class_of, configuration_class
 
 __all__ = ["BLOCKS", "export_experts"]
 
@@ -43,9 +44,6 @@ class _HiddenStates(nn.Module):
 
 def _block(model: str, implementation: str, dtype: torch.dtype, top_k: int, config: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
-    classes = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
-    configs = importlib.import_module(f"transformers.models.{model}.configuration_{model}")
-    name = next(key for key in dir(configs) if key.endswith("Config") and key.lower() == f"{model.replace('_', '')}config")
     sizes: dict[str, Any] = {
         "hidden_size": HIDDEN,
         "intermediate_size": INTERMEDIATE,
@@ -69,9 +67,9 @@ def _block(model: str, implementation: str, dtype: torch.dtype, top_k: int, conf
     }
     if model == "deepseek_v2":
         sizes["topk_method"] = "group_limited_greedy"
-    configuration = getattr(configs, name)(**{**sizes, **config})
+    configuration = configuration_class(model)(**{**sizes, **config})
     configuration._experts_implementation = implementation
-    block = getattr(classes, BLOCKS[model])(configuration)
+    block = class_of(model, BLOCKS[model])(configuration)
     for parameter in block.parameters():
         parameter.data = torch.randn_like(parameter) * 0.1
     return _HiddenStates(block).eval().to(dtype)
@@ -98,13 +96,28 @@ def export_experts(
         if dynamo:
             axes = ({0: Dim("batch", min=1, max=64), 1: Dim("seq", min=2, max=4000)},)
             torch.onnx.export(
-                module, inputs, path, dynamo=True, opset_version=opset, optimize=optimize,
-                dynamic_shapes=axes if dynamic else None, input_names=names, output_names=outputs, verbose=False,
+                module,
+                inputs,
+                path,
+                dynamo=True,
+                opset_version=opset,
+                optimize=optimize,
+                dynamic_shapes=axes if dynamic else None,
+                input_names=names,
+                output_names=outputs,
+                verbose=False,
                 external_data=True,
             )
         else:
             by_name = {"hidden_states": {0: "batch", 1: "seq"}} if dynamic else None
             torch.onnx.export(
-                module, inputs, str(path), dynamo=False, opset_version=opset, dynamic_axes=by_name, input_names=names,
-                output_names=outputs, do_constant_folding=optimize,
+                module,
+                inputs,
+                str(path),
+                dynamo=False,
+                opset_version=opset,
+                dynamic_axes=by_name,
+                input_names=names,
+                output_names=outputs,
+                do_constant_folding=optimize,
             )

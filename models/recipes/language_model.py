@@ -74,8 +74,14 @@ _OWN: dict[str, dict[str, Any]] = {
 """What a model type needs beside the common sizes; those not listed share keys and values between heads."""
 
 
-def build(model: str, *, dtype: torch.dtype = torch.float32, attention: str = "sdpa", experts: str | None = None,
-          **config: Any) -> PreTrainedModel:
+def build(
+    model: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    attention: str = "sdpa",
+    experts: str | None = None,
+    **config: Any,
+) -> PreTrainedModel:
     """A causal language model of this type with random weights; `config` overrides the sizes above.
 
     `experts`: how experts are computed, None for the default of transformers.
@@ -91,7 +97,12 @@ def build(model: str, *, dtype: torch.dtype = torch.float32, attention: str = "s
 
 
 def export_for_generation(
-    folder: Path, name: str, model: PreTrainedModel, *, opset: int | None = None, dynamic: bool = True,
+    folder: Path,
+    name: str,
+    model: PreTrainedModel,
+    *,
+    opset: int | None = None,
+    dynamic: bool = True,
     optimize: bool = True,
 ) -> list[Path]:
     """Write the graphs that generation needs, with past latents or keys as inputs, as transformers exports them.
@@ -130,13 +141,28 @@ def export_without_cache(
         if dynamo:
             axes = {0: Dim("batch", min=1, max=64), 1: Dim("seq", min=2, max=400)}
             torch.onnx.export(
-                _WithoutCache(model), inputs, path, dynamo=True, opset_version=opset, optimize=optimize,
-                dynamic_shapes=(axes, axes), input_names=names, output_names=["logits"], verbose=False,
+                _WithoutCache(model),
+                inputs,
+                path,
+                dynamo=True,
+                opset_version=opset,
+                optimize=optimize,
+                dynamic_shapes=(axes, axes),
+                input_names=names,
+                output_names=["logits"],
+                verbose=False,
                 external_data=True,
             )
         else:
             axes_by_name = {name: {0: "batch", 1: "seq"} for name in names}
             torch.onnx.export(
-                _WithoutCache(model), inputs, str(path), dynamo=False, opset_version=opset, dynamic_axes=axes_by_name,
-                input_names=names, output_names=["logits"], do_constant_folding=optimize,
+                _WithoutCache(model),
+                inputs,
+                str(path),
+                dynamo=False,
+                opset_version=opset,
+                dynamic_axes=axes_by_name,
+                input_names=names,
+                output_names=["logits"],
+                do_constant_folding=optimize,
             )

@@ -19,10 +19,14 @@ from tests.models import CASES, EXPECTED, corpus_feeds
 Corpus = Callable[[str], Path]
 
 MISSES = {
+    "attn_axk2_decode_sdpa_op18_opt": ["query-unrecognised"],
     "attn_deepseek_v32_decode_sdpa_op18_opt": ["selection-not-causal"],
     "attn_deepseek_v32_decode_sdpa_op23_opt": ["selection-not-causal"],
+    "attn_deepseek_v32_decode_sdpa_op23_opt_boolmask": ["selection-not-causal"],
     "attn_deepseek_v32_prefill_sdpa_op18_opt": ["selection-not-causal"],
+    "attn_dsv3_decode_sdpa_op18_opt_bias": ["bias"],
     "attn_dsv3_decode_sdpa_op18_opt_noqlora": ["no-query-low-rank"],
+    "attn_hy_v4_decode_eager_op18_opt": ["attention-unrecognised"],
     "lm_mixtral_hf_decode": ["keys-not-latent"] * 2,
     "mobius_deepseek_v3_num": ["attention-unrecognised"] * 2,
     "mobius_mixtral_num": ["attention-unrecognised"] * 2,

@@ -179,7 +179,9 @@ def test_others_are_refused(body: str, values: dict) -> None:
 
 def test_an_attention_sink_is_named() -> None:
     """A column beside the scores takes its share of the weights and is cut off again."""
-    body = f"{KT} s = MatMul(q, kt) c = Concat<axis=-1>(s, sink) {P}(c) w = Slice(p, i0, minus_one, last) y = MatMul(w, v)"
+    body = (
+        f"{KT} s = MatMul(q, kt) c = Concat<axis=-1>(s, sink) {P}(c) w = Slice(p, i0, minus_one, last) y = MatMul(w, v)"
+    )
     numbers = {"i0": [0], "minus_one": [-1], "last": [3]}
     result = recognise(body, sink="float[B,3,S,1]", **numbers)
     assert isinstance(result, Miss)

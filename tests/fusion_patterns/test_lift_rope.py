@@ -172,7 +172,6 @@ def test_two_halves_without_their_concat() -> None:
     assert isinstance(recognise_rope_of(parts[::-1], Facts()), Miss)
 
 
-
 @pytest.mark.parametrize(
     ("body", "wide", "made"),
     [(COMPLEX, False, INTERLEAVED), (DRAWN_APART.replace("(z,", "(x0,"), True, HALF)],

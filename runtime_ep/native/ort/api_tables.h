@@ -158,7 +158,7 @@ struct OrtEpApi {
     const OrtSyncStreamImpl* (*SyncStream_GetImpl)(const OrtSyncStream* stream);                                 // 13
     void* slots_14[2];
     OrtStatus* (*CreateHardwareDevice)(
-        OrtHardwareDeviceType type, std::uint32_t vendor_id, std::int32_t device_id, const char* vendor_name,
+        OrtHardwareDeviceType type, std::uint32_t vendor_id, std::uint32_t device_id, const char* vendor_name,
         const OrtKeyValuePairs* metadata, OrtHardwareDevice** hardware_device
     );                                                                       // 16
     void (*ReleaseHardwareDevice)(OrtHardwareDevice* input);                 // 17
