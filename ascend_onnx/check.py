@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ascend_onnx.errors import InputError
 from ascend_onnx.limits import INVALID, NULL
-from ascend_onnx.operator import Bound, Call, Constraint, Product
+from ascend_onnx.operator import DOMAIN, Bound, Call, Constraint, Product
 from ascend_onnx.operators import OPERATORS
 from ascend_onnx.schema import domain_nodes, infer_types, untyped_input
 from ascend_onnx.storage import load
@@ -54,7 +54,8 @@ def check(model: str | Path | onnx.ModelProto | ir.Model, target: str = "any") -
     if any(untyped_input(node) is not None for node in domain_nodes(loaded)):
         loaded = loaded.clone()
         infer_types(loaded)
-    return [
+    unknown = [node for node in loaded.graph.all_nodes() if node.domain == DOMAIN and node.op_type not in OPERATORS]
+    return [_no_operator(node) for node in unknown] + [
         finding
         for node in domain_nodes(loaded)
         for finding in check_call(OPERATORS[node.op_type].call(node), products, node.name or "")
@@ -80,6 +81,11 @@ def check_call(call: Call, products: Collection[Product] = tuple(Product), node:
         finding if len(where) == len(products) else replace(finding, message=f"{finding.message} ({_names(where)})")
         for finding, where in broken.items()
     ]
+
+
+def _no_operator(node: ir.Node) -> Finding:
+    message = f"{DOMAIN} has no operator {node.op_type}; it has {', '.join(OPERATORS)}"
+    return Finding(node.name or "", node.op_type, "operator", _NO_KERNEL_PACKAGE, message, DOMAIN)
 
 
 def _products(target: str) -> tuple[Product, ...]:

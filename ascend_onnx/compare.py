@@ -89,7 +89,7 @@ def compare(name: str, expected: np.ndarray, actual: np.ndarray, *, rtol: float 
     float32 and float64 are held to 1e-4 of the largest expected magnitude, float16 and bfloat16 to the mixed tolerance
     of their type, int8 and float8 may land on a neighbouring code in at most 0.1 % of the elements, everything else is
     exact. `rtol` holds every float type to that part of the largest magnitude instead. NaN and infinities must be at
-    the same places. Empty outputs of one shape and type are equal.
+    the same places, and something must be expected besides NaN. Empty outputs of one shape and type are equal.
     """
     expected, actual = np.asarray(expected), np.asarray(actual)
     if expected.dtype != actual.dtype:
@@ -164,6 +164,8 @@ def _non_finite(expected: np.ndarray, actual: np.ndarray) -> str:
     either = ~(np.isfinite(wide_expected) & np.isfinite(wide_actual))
     if not either.any():
         return ""
+    if np.isnan(wide_expected).all():
+        return "every expected value is NaN, which proves nothing; give other inputs or weights"
     same = np.isclose(wide_expected, wide_actual, rtol=0, atol=0, equal_nan=True) | ~either
     if same.all():
         return ""

@@ -40,7 +40,7 @@ def load(model: str | Path | onnx.ModelProto | ir.Model) -> ir.Model:
 
     Raises:
         InputError: no such file, not an ONNX protobuf, rejected by the checker, missing or short external data, sparse
-            initializers, or an opset below 17.
+            initializers, or an opset below 17 or newer than the installed onnx.
     """
     if isinstance(model, ir.Model):
         _require_opset(model.opset_imports.get("", model.opset_imports.get("ai.onnx")), "the given model")
@@ -88,7 +88,8 @@ def _parse(path: Path) -> onnx.ModelProto:
 
 def _require_supported(proto: onnx.ModelProto, where: str) -> None:
     versions = [entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")]
-    _require_opset(min(versions, default=None), where)
+    for version in versions:
+        _require_opset(version, where)
     if any(graph.sparse_initializer for graph in _graphs(proto.graph)):
         raise InputError(
             f"{where} has sparse initializers, which are not supported; store them as dense initializers instead"
@@ -100,6 +101,12 @@ def _require_opset(version: int | None, where: str) -> None:
         raise InputError(
             f"{where} uses opset {version}, but {MINIMUM_OPSET} or later is expected; "
             f"export it anew or raise it with onnx.version_converter.convert_version(model, {MINIMUM_OPSET})"
+        )
+    newest = onnx.defs.onnx_opset_version()
+    if version is not None and version > newest:
+        raise InputError(
+            f"{where} uses opset {version}, but onnx {onnx.__version__} knows opsets up to {newest}; "
+            "export it for an older opset or update onnx"
         )
 
 

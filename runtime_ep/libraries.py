@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import runtime_ep
@@ -20,4 +21,5 @@ def find_library(name: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     looked = " and ".join(map(str, folders))
-    raise FileNotFoundError(f"{name} is not in {looked}: install the package with pip, which builds it")
+    why = f"no such library in {looked}; install the package with pip, which builds it"
+    raise FileNotFoundError(errno.ENOENT, why, name)

@@ -187,3 +187,13 @@ def test_nodes_in_subgraphs_are_checked() -> None:
 def test_attached_bodies_change_nothing() -> None:
     model = ascend_onnx.attach_functions(PROLOG.model(hidden(2000)))
     assert [finding.rule for finding in ascend_onnx.check(model, "a2")] == ["hidden"]
+
+
+def test_an_operator_that_the_domain_lacks() -> None:
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    node = helper.make_node("MlaProlog", ["x"], ["y"], "the_node", domain="ai.ascend")
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.ascend", 1)]
+    (finding,) = ascend_onnx.check(helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets))
+    assert (finding.node, finding.rule, finding.code) == ("the_node", "operator", 561112)
+    assert "ai.ascend has no operator MlaProlog; it has MlaPreprocess, MlaPrologV2WeightNz" in finding.message

@@ -168,3 +168,10 @@ def test_json():
     written = json.loads(json.dumps(compare("y", normal(), normal()).to_json()))
     assert written["within"] is True
     assert written["shape"] == [4, 100]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nothing_but_nan_proves_nothing(dtype):
+    nothing = np.full((2, 3), np.nan, dtype)
+    assert compare("y", nothing, nothing).reason.startswith("every expected value is NaN")
+    assert compare("y", nothing[:0], nothing[:0]).within

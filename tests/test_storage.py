@@ -130,6 +130,13 @@ def test_what_the_checker_rejects_is_refused(single_file):
         load(single_file)
 
 
+def test_an_opset_that_does_not_exist_is_refused_with_a_way_out(single_file):
+    onnx.save(linear_model(opset=99), single_file)
+    for model in (single_file, linear_model(opset=99), ir.from_proto(linear_model(opset=99))):
+        with pytest.raises(InputError, match=r"opset 99.*knows opsets up to.*update onnx"):
+            load(model)
+
+
 def test_an_old_opset_is_refused_with_a_way_out(single_file):
     onnx.save(linear_model(opset=16), single_file)
     for model in (single_file, linear_model(opset=16), ir.from_proto(linear_model(opset=16))):

@@ -70,11 +70,13 @@ def _selected_attention(softmax: ir.Node, facts: Facts) -> SelectedAttention | M
     rotated = next((side for side in sides if side[1] != values), None)
     if latent is None or rotated is None or values is None or latent[1] is None or rotated[1] is None:
         return None
-    if latent[0].factor != rotated[0].factor or latent[1].gathered_by is not rotated[1].gathered_by:
-        return miss("selection-unrecognised", softmax, "both products over the same selected keys", "different keys")
     chosen = _chosen(values, mask, hidden, facts)
     if isinstance(chosen, Miss) or chosen is None:
         return chosen
+    if latent[1].gathered_by is not rotated[1].gathered_by:
+        return miss("selection-unrecognised", softmax, "both products over the same selected keys", "different keys")
+    if latent[0].factor != rotated[0].factor:
+        return miss("selection-unrecognised", softmax, "both products times one scale", "two scales")
     queries = _queries(latent[0], rotated[0], product, mask, facts)
     if queries is None:
         return miss("selection-unrecognised", softmax, "queries and result (B, S, N, D)", "another order of axes")

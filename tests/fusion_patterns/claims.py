@@ -275,7 +275,7 @@ def assert_true(description: Any, value: ir.Value, run: Run, tolerance: float = 
     expected, actual = run.of(value), claimed(description, run)
     if isinstance(description, CausalMask):
         actual = np.broadcast_to(actual, expected.shape)
-    if isinstance(description, Selection):
+    if isinstance(description, Selection) and expected.dtype != np.bool_:
         expected = expected == 0  # an added mask
     if isinstance(description, Permutation):
         assert description.order is value

@@ -165,7 +165,7 @@ def test_every_claim_about_experts_and_masks_is_true(graphs: Graphs, name: str) 
         visible = recognise_additive(value, graph.facts)
         if visible is not None:
             shown, added = graph.run.of(visible), graph.run.of(value)
-            assert np.array_equal(np.broadcast_to(shown, added.shape), added == 0)
+            assert np.array_equal(np.broadcast_to(shown, added.shape), added if added.dtype == np.bool_ else added == 0)
         product = recognise_grouped_product(value, graph.facts)
         if isinstance(product, GroupedProduct):
             products += 1

@@ -1,4 +1,4 @@
-"""Latent attention with factors on its projections, with rotations whose angles are computed twice, with fixed sizes.
+"""Latent attention with factors on its projections, angles that are computed twice, and masks of Attention nodes.
 
 What multiplies a projection as a whole goes into a weight of the operator, exactly; what multiplies a part of the heads
 or features that no input of the operator stands for is a Miss.
@@ -14,12 +14,13 @@ import onnx_ir as ir
 import pytest
 
 from tests.fusion_patterns.edits import Edit, Editor, fused_after
+from tests.fusion_patterns.graphs import normal
 from tests.models import corpus_feeds
 
 Corpus = Callable[[str], Path]
 MLA = "MlaPrologV2WeightNz"
 DECODE, PREFILL = "attn_dsv3_decode_sdpa_op18_opt", "attn_dsv3_prefill_sdpa_op18_opt"
-ABSORBED = "refmla_absorb_oldhf_manual_op18_opt"
+ABSORBED = "refmla_absorb_pair_manual_op18_opt"
 PER_HEAD = np.array([1, 2, 0.5, 3], np.float32).reshape(1, 4, 1, 1)
 PER_FEATURE = np.linspace(0.5, 1.5, 64, dtype=np.float32)
 
@@ -93,6 +94,25 @@ def test_weights_without_a_factor_are_not_copied(corpus: Corpus) -> None:
     assert not any("scaled" in name for name in outcome.model.graph.initializers)
 
 
+ABSORBED_QUERY = {
+    "normed query": times("mul_17", 2.0),
+    "whole query projection": times("linear_1", 0.75),
+    "unrotated heads": times("split_with_sizes_split_0", 2.0),
+    "heads before their rotation": times("split_with_sizes_split_1", 3.0),
+    "query in the latent space": times("einsum", 2.0),
+    "normed latent": times("mul_55", 1.5),
+}
+
+
+@pytest.mark.parametrize("edit", ABSORBED_QUERY.values(), ids=ABSORBED_QUERY)
+def test_factors_on_a_query_that_is_absorbed_already(corpus: Corpus, edit: Edit) -> None:
+    feeds = normal(x=(2, 3, 1024), a=(3, 32), b_=(3, 32), kvc=(2, 8, 512), pec=(2, 8, 64))
+    feeds["slot"] = np.random.default_rng(0).permutation(16)[:6]
+    outcome = fused_after(corpus(ABSORBED), edit, feeds)
+    assert (outcome.counts, outcome.codes) == ({MLA: 1}, [])
+    outcome.assert_equal()
+
+
 # ------------------------------------------------------------------------------------------ one number for each token
 
 
@@ -152,6 +172,42 @@ def test_angles_that_are_computed_twice(corpus: Corpus) -> None:
 def test_other_angles_for_the_key_are_refused(corpus: Corpus, edit: Edit) -> None:
     outcome = fused_after(corpus(DECODE), edit, corpus_feeds(DECODE, {"past": 5}))
     assert (outcome.counts, outcome.codes) == ({}, ["rope-differs"])
+    outcome.assert_equal()
+
+
+# ------------------------------------------------------------------------------------------------ masks of operators
+
+OPERATOR = "attn_dsv3_prefill_sdpa_op23_opt"
+
+
+def boolean(e: Editor) -> None:
+    """The mask as a boolean one, which the operator takes as well."""
+    attention = e.node("scaled_dot_product_attention")
+    visible = e.add("GreaterOrEqual", "attention_mask", 0.0)
+    visible.type = ir.TensorType(ir.DataType.BOOL)
+    attention.replace_input_with(3, visible)
+
+
+@pytest.mark.parametrize("edit", [do(), boolean], ids=["added", "boolean"])
+def test_rows_without_a_visible_key(corpus: Corpus, edit: Edit) -> None:
+    """The operator Attention yields zeros there, where a softmax is not a number."""
+    feeds = corpus_feeds(OPERATOR, {"batch": 2, "seq": 5})
+    feeds["attention_mask"][1, :, 2] = -np.inf
+    outcome = fused_after(corpus(OPERATOR), edit, feeds)
+    assert (outcome.counts, outcome.codes) == ({MLA: 1}, [])
+    assert outcome.expected is not None
+    assert all(np.isfinite(array).all() for array in outcome.expected.values())
+    outcome.assert_equal()
+
+
+@pytest.mark.parametrize("edit", [do(), boolean], ids=["added", "boolean"])
+def test_a_mask_and_a_causal_flag(corpus: Corpus, edit: Edit) -> None:
+    def causal(e: Editor) -> None:
+        edit(e)
+        e.set_attributes("scaled_dot_product_attention", is_causal=1)
+
+    outcome = fused_after(corpus(OPERATOR), causal, corpus_feeds(OPERATOR, {"batch": 2, "seq": 5}))
+    assert (outcome.counts, outcome.codes) == ({MLA: 1}, [])
     outcome.assert_equal()
 
 

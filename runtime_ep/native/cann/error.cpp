@@ -110,7 +110,9 @@ std::string advice(std::int32_t code) {
     case ACLNN_ERR_PARAM_INVALID:
     case ACLNN_ERR_INNER_INFERSHAPE_ERROR:
     case ACLNN_ERR_INNER_TILING_ERROR:
-        return "`ascend-onnx check MODEL --target PRODUCT` lists the limits of the device";
+        // A node that is refused here was claimed because the model does not state the sizes in question.
+        return "`ascend-onnx schema` lists the limits of the device; in a model with fixed sizes `ascend-onnx check` "
+               "finds such a node and it runs on the CPU";
     case ACLNN_ERR_INNER_FIND_KERNEL_ERROR:
     case ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND:
         return "install the CANN kernels package of this product";
