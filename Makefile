@@ -20,10 +20,10 @@ demo: $(READY)
 	$(BIN)/ascend-onnx demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow'
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow'
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -81,7 +81,7 @@ def latent_attention(
         _scores(emit, tokens, rows, q.query_rope, rotated_keys),
         shape=(tokens.b, tokens.s * tokens.n, tokens.t),
     )
-    scores = _cast(emit, scores, ir.DataType.FLOAT)
+    scores = emit.cast(scores, ir.DataType.FLOAT)
     scores = emit.op("Mul", scores, emit.scalar(attention.scale, ir.DataType.FLOAT), shape=_dims(scores))
     if attention.mask is not None:
         scores = _masked(emit, tokens, scores, keys, attention.mask, attention.heads_first)
@@ -95,16 +95,12 @@ def latent_attention(
     if len(_dims(scores)) == 4:
         flat = emit.op("Concat", rows, _length_of(emit, keys), axis=0, shape=[3])
         weights = emit.op("Reshape", weights, flat, shape=(tokens.b, tokens.s * tokens.n, tokens.t))
-    weights = _cast(emit, weights, keys.dtype or ir.DataType.FLOAT)
+    weights = emit.cast(weights, keys.dtype or ir.DataType.FLOAT)
     width = _dims(keys)[2]
     context = emit.op("MatMul", weights, keys, shape=(tokens.b, tokens.s * tokens.n, width))
     return emit.op(
         "Reshape", context, emit.op("Shape", q.query, dtype=ir.DataType.INT64, shape=[4]), shape=_dims(q.query)
     )
-
-
-def _cast(emit: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    return value if value.dtype == dtype else emit.op("Cast", value, to=dtype, dtype=dtype, shape=_dims(value))
 
 
 def _masked(
@@ -114,7 +110,7 @@ def _masked(
 
     def build() -> ir.Value:
         ordered = _tokens_before_heads(emit, mask) if heads_first else mask
-        return _added(emit, ordered) if ordered.dtype == ir.DataType.BOOL else _cast(emit, ordered, ir.DataType.FLOAT)
+        return _added(emit, ordered) if ordered.dtype == ir.DataType.BOOL else emit.cast(ordered, ir.DataType.FLOAT)
 
     per_head = _per_head(emit, tokens, scores, keys)
     return emit.op("Add", per_head, emit.shared(("mask", mask, heads_first), build), shape=_dims(per_head))

@@ -16,7 +16,7 @@ from fusion_patterns.graph import Dimension, Facts
 from fusion_patterns.lift.indexed import Digit, Element, Entry, Index, Size, sizes
 from fusion_patterns.miss import Miss, miss
 
-__all__ = ["LANES", "AttentionRows", "cast", "recognise_rows"]
+__all__ = ["LANES", "AttentionRows", "recognise_rows"]
 
 LANES = 8
 """How many times the operator stores the statistic of a row."""
@@ -72,7 +72,7 @@ class AttentionRows:
     def statistic_in(self, emit: Emitter, statistic: ir.Value, element: Element, facts: Facts) -> ir.Value:
         """(T, N, 8) float32 of a statistic, now in `statistic`; itself where it is stored as the operator takes it."""
         if self.stored is not None:
-            return cast(emit, statistic, ir.DataType.FLOAT)
+            return emit.cast(statistic, ir.DataType.FLOAT)
         entries, dims = list(element.index), list(sizes(element.value, facts) or ())
         for axis in reversed(range(len(entries))):
             entry = entries[axis]
@@ -80,7 +80,7 @@ class AttentionRows:
                 del entries[axis], dims[axis]
                 statistic = emit.op("Gather", statistic, emit.integers(entry), axis=axis, shape=_dimensions(dims))
         order = sorted(range(len(entries)), key=lambda axis: _row_axis(entries[axis]))
-        rows = cast(emit, _transposed(emit, statistic, order), ir.DataType.FLOAT)
+        rows = emit.cast(_transposed(emit, statistic, order), ir.DataType.FLOAT)
         tokens = ir.SymbolicDim(None)
         rows = emit.op("Reshape", rows, emit.integers([-1, self.heads, 1]), shape=(tokens, self.heads, 1))
         return emit.op("Expand", rows, emit.integers([1, 1, LANES]), shape=(tokens, self.heads, LANES))
@@ -181,13 +181,6 @@ def _digits(element: Element) -> list[Digit]:
 def _row_axis(entry: Entry) -> tuple[bool, int]:
     """A key that sorts axes as the rows lie, those of size 1 behind."""
     return (True, 0) if isinstance(entry, int) else (False, entry[0].axis)
-
-
-def cast(emit: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """The value in an element type."""
-    if value.dtype == dtype:
-        return value
-    return emit.op("Cast", value, to=dtype, dtype=dtype, shape=None if value.shape is None else tuple(value.shape))
 
 
 def _transposed(emit: Emitter, value: ir.Value, order: Sequence[int]) -> ir.Value:

@@ -57,6 +57,11 @@ class Emitter:
             node, op_type.lower(), [shape], [dtype or (inputs[0].dtype if inputs and inputs[0] else None)]
         )[0]
 
+    def cast(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+        """The value in another element type, itself where it has that already."""
+        shape = None if value.shape is None else tuple(value.shape)
+        return value if value.dtype == dtype else self.op("Cast", value, to=dtype, dtype=dtype, shape=shape)
+
     def split(
         self, source: ir.Value, sizes: ir.Value, axis: int, shapes: Sequence[Sequence[Dimension]]
     ) -> list[ir.Value]:

@@ -16,6 +16,7 @@ from fusion_patterns.engine import Match
 from fusion_patterns.graph import Facts, is_op, only_reader
 from fusion_patterns.lift.expert_network import ON_ROWS
 from fusion_patterns.lift.experts import GroupedProduct, recognise_counts, recognise_grouped_product
+from fusion_patterns.lift.indexed import widens
 from fusion_patterns.lift.permutation import (
     Permutation,
     gathered_rows,
@@ -47,11 +48,13 @@ __all__ = ["GroupedExperts", "grouped_match", "is_grouped", "recognise_grouped_e
 class Combine:
     """sum over choices of weight * expert result, in token order.
 
-    `weights` (N, K) are the routing weights, `rows` (N, K, H) the weighted results before they are summed.
+    `weights` (N, K) are the routing weights, `rows` (N, K, H) the weighted results before they are summed. Both are of
+    `dtype`, the experts' type or a wider one.
     """
 
     weights: ir.Value
     rows: ir.Value
+    dtype: ir.DataType
 
 
 @dataclass(frozen=True)
@@ -121,12 +124,18 @@ def _next_product(first: GroupedProduct, facts: Facts) -> GroupedProduct | Miss:
 
 
 def _recognise_combine(results: ir.Value, permutation: Permutation, facts: Facts) -> Combine | Miss:
-    """Mul(results, weights in expert order) -> gather by the inverse permutation -> Reshape (N, K, H)."""
+    """Mul(results, weights in expert order) -> gather by the inverse permutation -> Reshape (N, K, H).
+
+    Results of half precision may be weighed in a wider type.
+    """
     reader = only_reader(results)
+    if reader is not None and is_op(reader[0], "Cast") and widens(results, reader[0].outputs[0]):
+        results = reader[0].outputs[0]
+        reader = only_reader(results)
     weigh = None if reader is None else reader[0]
-    if not is_op(weigh, "Mul"):
+    if not is_op(weigh, "Mul") or results.dtype is None:
         return miss("combine-unrecognised", results, "expert results times routing weights", "other readers")
-    factor = facts.input(weigh, 1) if facts.input(weigh, 0) is results else facts.input(weigh, 0)
+    factor = facts.input(weigh, 1) if facts.input(weigh, 0) is facts.plain(results) else facts.input(weigh, 0)
     weights = _weights_in_order(factor, permutation, facts)
     if weights is None:
         return miss("combine-unrecognised", weigh, "routing weights gathered by the permutation", "another factor")
@@ -143,7 +152,7 @@ def _recognise_combine(results: ir.Value, permutation: Permutation, facts: Facts
     wanted = (permutation.choices, facts.size(results, 1))
     if not is_op(shaped, "Reshape") or dims is None or len(dims) != 3 or dims[1:] != wanted:
         return miss("combine-unrecognised", weigh, "rows (N, K, H) in token order", "another shape")
-    return Combine(weights, shaped.outputs[0])
+    return Combine(weights, shaped.outputs[0], results.dtype)
 
 
 def _weights_in_order(factor: ir.Value, permutation: Permutation, facts: Facts) -> ir.Value | None:
@@ -196,7 +205,7 @@ def _emit(emit: Emitter, block: GroupedExperts, facts: Facts) -> dict[ir.Value, 
     dims = facts.shape(block.combine.rows)
     per_choice = emit.op("Reshape", back, emit.integers([-1, tokens.choices, width]), shape=dims)
     spread = emit.op("Unsqueeze", block.combine.weights, emit.integers([2]), shape=(*(dims or ())[:2], 1))
-    weighted = emit.op("Mul", per_choice, spread, shape=dims)
+    weighted = emit.op("Mul", emit.cast(per_choice, block.combine.dtype), spread, shape=dims)
     return {block.first.out: first, block.second.out: second, block.combine.rows: weighted}
 
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ascend_onnx.operator import Call, Tensor
 from ascend_onnx.operators import OPERATORS
-from fusion_patterns.attention_rows import LANES, AttentionRows, cast, recognise_rows
+from fusion_patterns.attention_rows import LANES, AttentionRows, recognise_rows
 from fusion_patterns.emit import Emitter
 from fusion_patterns.engine import Match, Refused
 from fusion_patterns.graph import Facts, is_op
@@ -183,14 +183,14 @@ class _Replacement:
         fused = emit.fused(_OPERATOR, inputs, _OUTPUTS, _attributes(rows))
         out = rows.attention_out(emit, fused["attn_out"], self.inputs[merge.prev.attention]())
         assert merge.out.dtype is not None  # one of `_FLOATS`
-        results = {merge.out: cast(emit, out, merge.out.dtype)}
+        results = {merge.out: emit.cast(out, merge.out.dtype)}
         for statistic in self.statistics:
             results[statistic.value] = self._statistic(emit, statistic, fused)
         return results
 
     def _partial(self, emit: Emitter, part: Partial) -> dict[str, ir.Value]:
         """The three inputs that are one partial attention."""
-        attention = cast(emit, self.inputs[part.attention](), _attention_type(self.merge))
+        attention = emit.cast(self.inputs[part.attention](), _attention_type(self.merge))
         maximum = self.rows.statistic_in(emit, self.inputs[part.maximum.value](), part.maximum, self.facts)
         if part.sum is not None:
             total = self.rows.statistic_in(emit, self.inputs[part.sum.value](), part.sum, self.facts)
@@ -205,13 +205,13 @@ class _Replacement:
         assert dtype is not None  # it is computed from float values of known types
         output = fused["softmax_sum" if statistic.kind is StatisticKind.SUM else "softmax_max"]
         if self.rows.stored is not None and self._is_stored(statistic, dims):
-            return cast(emit, output, dtype)
+            return emit.cast(output, dtype)
         lane = _first_lane(emit, output)
         if statistic.kind is StatisticKind.LOG_SUM_EXP:
             logarithm = emit.op("Log", _first_lane(emit, fused["softmax_sum"]), shape=_dims(lane))
             lane = emit.op("Add", lane, logarithm, shape=_dims(lane))
         like = self.inputs[self.merge.prev.attention]()
-        return cast(emit, self.rows.statistic_out(emit, lane, statistic.index, dims, like), dtype)
+        return emit.cast(self.rows.statistic_out(emit, lane, statistic.index, dims, like), dtype)
 
     def _is_stored(self, statistic: MergedStatistic, dims: Sequence[Size | None]) -> bool:
         return statistic.index == self.merge.prev.maximum.index and dims[-1] == LANES

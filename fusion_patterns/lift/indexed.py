@@ -28,6 +28,7 @@ __all__ = [
     "recognise_view",
     "sizes",
     "trace",
+    "widens",
 ]
 
 Size = int | str
@@ -129,7 +130,7 @@ def _view(value: ir.Value, facts: Facts) -> tuple[ir.Value, Index] | None:
         return None
     index: Index | None = None
     if is_op(node, "Cast"):
-        index = itself(after) if _widens(source, value) else None
+        index = itself(after) if widens(source, value) else None
     elif is_op(node, "Transpose"):
         perm = attribute(node, "perm") or tuple(reversed(range(len(after))))
         index = tuple((Digit(list(perm).index(axis)),) for axis in range(len(before)))
@@ -147,7 +148,8 @@ def _view(value: ir.Value, facts: Facts) -> tuple[ir.Value, Index] | None:
 _WIDTHS = {ir.DataType.FLOAT16: 1, ir.DataType.BFLOAT16: 1, ir.DataType.FLOAT: 2, ir.DataType.DOUBLE: 3}
 
 
-def _widens(source: ir.Value, value: ir.Value) -> bool:
+def widens(source: ir.Value, value: ir.Value) -> bool:
+    """Whether the second value has the wider float type, so that a cast from the first to it is exact."""
     before, after = (_WIDTHS.get(v.dtype) if v.dtype is not None else None for v in (source, value))
     return before is not None and after is not None and before < after
 

@@ -151,7 +151,9 @@ def recognise_inverse(value: ir.Value, order: ir.Value, facts: Facts) -> bool:
 
 def _counts_up(value: ir.Value, order: ir.Value, facts: Facts) -> bool:
     """Whether a value is 0, 1, .. up to the length of `order`."""
-    node = facts.producer(value)
+    node, numbers = facts.producer(value), facts.integers(value)
+    if numbers is not None and facts.rank(value) == 1:
+        return numbers == list(range(len(numbers))) and _is_length(len(numbers), order, facts)
     if not is_op(node, "Range"):
         return False
     if facts.scalar(facts.input(node, 0)) != 0 or facts.scalar(facts.input(node, 2)) != 1:

@@ -48,12 +48,15 @@ def no_cann(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
 
 
+def save(model: onnx.ModelProto, path: Path) -> Path:
+    onnx.save(ascend_onnx.attach_functions(model), path)
+    return path
+
+
 @pytest.fixture
 def chain(tmp_path: Path) -> Path:
     """A CPU node and two merges that an A2 takes, with bodies."""
-    path = tmp_path / "chain.onnx"
-    onnx.save(ascend_onnx.attach_functions(ring_chain(2, between="Neg")), path)
-    return path
+    return save(ring_chain(2, between="Neg"), tmp_path / "chain.onnx")
 
 
 @pytest.fixture
@@ -63,9 +66,7 @@ def symbolic(tmp_path: Path) -> Path:
     for value in (*model.graph.input, *model.graph.output):
         shape = (2, 1, "H") if value.name.endswith("attn_out") else (1, 3, 2, 8)
         value.type.CopyFrom(helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, shape))
-    path = tmp_path / "symbolic.onnx"
-    onnx.save(ascend_onnx.attach_functions(model), path)
-    return path
+    return save(model, tmp_path / "symbolic.onnx")
 
 
 def test_run_says_where_nodes_ran_and_what_came_out(command: Command, chain: Path) -> None:
@@ -104,8 +105,7 @@ def test_run_says_why_a_node_was_declined(command: Command, tmp_path: Path) -> N
     for output in model.graph.output:
         kind = output.type.tensor_type.elem_type
         output.type.CopyFrom(helper.make_tensor_type_proto(kind, case.expected[output.name].value.shape))
-    path = tmp_path / "narrow.onnx"
-    onnx.save(ascend_onnx.attach_functions(model), path)
+    path = save(model, tmp_path / "narrow.onnx")
     rows = case.inputs["prev_attn_out"].shape[0]
     options = (*ON_EMULATOR, "--rule", f"actual_seq_qlen=scalar:{rows}")
     result = command("run", path, *options, "--json")

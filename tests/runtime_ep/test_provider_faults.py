@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -59,6 +60,15 @@ class Life:
 @pytest.fixture(scope="module")
 def life() -> Life:
     return Life()
+
+
+@pytest.fixture(autouse=True)
+def only_new_objects_are_collected() -> Iterator[None]:
+    """What earlier tests have left would make each of the many collections below slow."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def strike(emulator: Emulator, life: Life, function: str, nth: int) -> None:

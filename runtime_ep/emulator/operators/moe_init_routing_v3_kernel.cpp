@@ -142,7 +142,7 @@ class Expander {
         const std::byte* source = tokens.data + token * token_bytes;
         auto* bytes = operands_[expanded_x].data;
         if (call_.quant_mode == unquantised) {
-            std::memcpy(bytes + row * token_bytes, source, std::size_t(token_bytes));
+            std::copy_n(source, token_bytes, bytes + row * token_bytes); // of tokens of no width there is no memory
             if (operands_[scale].data != nullptr) {
                 operands_[expanded_scale].as<float>()[row] = operands_[scale].as<float>()[token];
             }

@@ -106,6 +106,7 @@ class Tensor {
     }
     template<typename Element>
     std::vector<Element> read() const {
+        CHECK(sizeof(Element) == size_);
         std::vector<Element> values(static_cast<std::size_t>(count_));
         memory_.read(values.data());
         return values;

@@ -47,6 +47,34 @@ Results moe_init_routing(const Stream& stream, std::mt19937& random) {
     return {expanded.read<std::uint8_t>()};
 }
 
+// Of tokens without width only the routing is left; their tensors have no memory.
+Results moe_init_routing_of_no_width(const Stream& stream, std::mt19937&) {
+    const auto without_memory = [](std::int64_t rows) {
+        const std::int64_t dims[] = {rows, 0};
+        return aclCreateTensor(dims, 2, ACL_BF16, nullptr, 0, ACL_FORMAT_ND, dims, 2, nullptr);
+    };
+    aclTensor* x = without_memory(3);
+    aclTensor* expanded = without_memory(6);
+    const Tensor experts({3, 2}, ACL_INT32);
+    const Tensor row_idx({6}, ACL_INT32);
+    const Tensor counts({4}, ACL_INT64);
+    const Tensor scales({6}, ACL_FLOAT);
+    experts.fill<std::int32_t>({3, 0, 2, 1, 0, 3});
+    const std::int64_t range[] = {0, 4};
+    aclIntArray* active = aclCreateIntArray(range, 2);
+    run(stream, aclnnMoeInitRoutingV3, [&](std::uint64_t* size, aclOpExecutor** executor) {
+        return aclnnMoeInitRoutingV3GetWorkspaceSize(
+            x, experts.handle(), nullptr, nullptr, -1, -1, 4, 0, 1, true, -1, active, 0, expanded, row_idx.handle(),
+            counts.handle(), scales.handle(), size, executor
+        );
+    });
+    CHECK(aclDestroyIntArray(active) == ACL_SUCCESS);
+    CHECK(aclDestroyTensor(x) == ACL_SUCCESS && aclDestroyTensor(expanded) == ACL_SUCCESS);
+    CHECK((counts.read<std::int64_t>() == std::vector<std::int64_t>{2, 1, 1, 2}));
+    const auto rows = row_idx.read<std::int32_t>();
+    return {{rows.begin(), rows.end()}};
+}
+
 Results sparse_flash_attention(const Stream& stream, std::mt19937& random) {
     const Tensor query({3, 4, 512}, ACL_FLOAT16);
     const Tensor query_rope({3, 4, 64}, ACL_FLOAT16);
@@ -190,7 +218,8 @@ void check_alike(Call call) {
 int main() {
     const Process process;
     CHECK(aclrtSetDevice(0) == ACL_SUCCESS);
-    for (const Call call : {moe_init_routing, sparse_flash_attention, mla_prolog, mla_preprocess}) {
+    for (const Call call :
+         {moe_init_routing, moe_init_routing_of_no_width, sparse_flash_attention, mla_prolog, mla_preprocess}) {
         check_alike(call);
     }
 }

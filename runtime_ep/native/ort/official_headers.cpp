@@ -32,8 +32,7 @@ constexpr bool same_form<Theirs (*)(TheirArguments...), Ours (*)(OurArguments...
     }
 }();
 template<typename Theirs, typename... TheirArguments, typename Ours>
-constexpr bool same_form<Theirs (*)(TheirArguments...) noexcept, Ours> =
-    same_form<Theirs (*)(TheirArguments...), Ours>;
+constexpr bool same_form<Theirs (*)(TheirArguments...) noexcept, Ours> = same_form<Theirs (*)(TheirArguments...), Ours>;
 
 #define SLOT(type, member, slot)                                                                                       \
     static_assert(offsetof(::type, member) == offsetof(ort::type, member), #type "::" #member " has moved");           \
