@@ -6,7 +6,7 @@ digits than on a device: it serves to compare a fused model with its original, n
 
 from __future__ import annotations
 
-__all__ = ["has_bfloat16", "to_float32"]
+__all__ = ["has_bfloat16", "to_float32", "widened"]
 
 from collections.abc import Iterator
 from itertools import chain
@@ -43,15 +43,20 @@ def to_float32(model: str | Path | onnx.ModelProto | ir.Model) -> onnx.ModelProt
     """
     if isinstance(model, onnx.ModelProto):
         return ir.to_proto(to_float32(ir.from_proto(model)))
-    converted = model.clone() if isinstance(model, ir.Model) else load(model)
+    return widened(model if isinstance(model, ir.Model) else load(model), ir.DataType.BFLOAT16)
+
+
+def widened(model: ir.Model, narrow: ir.DataType) -> ir.Model:
+    """A new model in which everything of the type `narrow` is float32, as `to_float32` makes it for bfloat16."""
+    converted = model.clone()
     had_bodies = any(identifier[0] == DOMAIN for identifier in converted.functions)
     strip_functions(converted)
     for value in _values(converted):
-        value.type = None if value.type is None else _float_type(value.type)
+        value.type = None if value.type is None else _float_type(value.type, narrow)
     for node in _nodes(converted):
-        _convert_type_attributes(node)
+        _convert_type_attributes(node, narrow)
     for slot in list(tensor_slots(converted)):
-        if slot.tensor.dtype == ir.DataType.BFLOAT16:
+        if slot.tensor.dtype == narrow:
             slot.put(_float_tensor(slot.tensor))
     return attach_functions(converted) if had_bodies else converted
 
@@ -67,24 +72,24 @@ def has_bfloat16(model: ir.Model) -> bool:
     )
 
 
-def _float_type(type_: ir.TypeProtocol) -> ir.TypeProtocol:
+def _float_type(type_: ir.TypeProtocol, narrow: ir.DataType) -> ir.TypeProtocol:
     if isinstance(type_, ir.SequenceType | ir.OptionalType):
-        return type(type_)(_float_type(type_.elem_type), denotation=type_.denotation)
-    if isinstance(type_, ir.TensorType | ir.SparseTensorType) and type_.dtype == ir.DataType.BFLOAT16:
+        return type(type_)(_float_type(type_.elem_type, narrow), denotation=type_.denotation)
+    if isinstance(type_, ir.TensorType | ir.SparseTensorType) and type_.dtype == narrow:
         return type(type_)(ir.DataType.FLOAT, denotation=type_.denotation)
     return type_
 
 
-def _convert_type_attributes(node: ir.Node) -> None:
+def _convert_type_attributes(node: ir.Node, narrow: ir.DataType) -> None:
     for name, attribute in list(node.attributes.items()):
         if attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.INT and name in _TYPE_ATTRIBUTES:
-            if attribute.as_int() == ir.DataType.BFLOAT16:
+            if attribute.as_int() == narrow:
                 node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT.value)
         elif attribute.type == ir.AttributeType.TYPE_PROTO:
             held = attribute.value
-            node.attributes[name] = ir.AttrTypeProto(name, ir.TypeAndShape(_float_type(held.type), held.shape))
+            node.attributes[name] = ir.AttrTypeProto(name, ir.TypeAndShape(_float_type(held.type, narrow), held.shape))
 
 
 def _float_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

@@ -94,6 +94,37 @@ def test_bfloat16_is_compared_as_float32(corpus):
     assert not verify(corpus(BF16), perturbed(corpus(BF16), 1.05)).equal
 
 
+def there_and_back(there, back, number, dtype=TensorProto.FLOAT16) -> onnx.ModelProto:
+    """y = x four times side by side, after an operator and another one with the same operand.
+
+    The value in between is copied: ONNX Runtime computes in float32 what is not surrounded by float16 copies.
+    """
+    array = np.array(number, helper.tensor_dtype_to_np_dtype(dtype))
+    nodes = [
+        helper.make_node(there, ["x", "number"], ["a"]),
+        helper.make_node("Concat", ["a", "a"], ["b"], axis=1),
+        helper.make_node("Concat", ["b", "b"], ["c"], axis=1),
+        helper.make_node(back, ["c", "number"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, dtype, ["n", size]) for name, size in (("x", 64), ("y", 256)))
+    graph = helper.make_graph(nodes, "g", [x], [y], [onnx.numpy_helper.from_array(array, "number")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_float16_is_compared_with_the_float32_run_of_the_original():
+    rounds, exact = there_and_back("Add", "Sub", 2), there_and_back("Mul", "Div", 1)
+    assert {output.max_abs for run in verify(rounds, exact).runs for output in run.outputs} == {0.0}
+    assert {output.max_abs for run in verify(exact, rounds).runs for output in run.outputs} != {0.0}
+    assert verify(rounds, exact).equal
+    assert not verify(rounds, there_and_back("Mul", "Mul", 1.01)).equal
+
+
+def test_float16_that_overflows_is_compared_with_the_run_that_does_so():
+    overflows, exact = there_and_back("Mul", "Div", 6e4), there_and_back("Mul", "Div", 1)
+    assert verify(overflows, overflows).equal
+    assert not verify(overflows, exact).equal
+
+
 def test_inputs_from_arrays_and_files(corpus, tmp_path):
     feeds = [corpus_feeds(DECODE, {"batch": 3, "past": 5}), corpus_feeds(DECODE, {"batch": 2, "past": 7}, seed=1)]
     np.savez(tmp_path / "first.npz", **feeds[0])
