@@ -34,7 +34,7 @@ _SAME_VALUES = {
 """Operators whose output holds values of their first input, and no others."""
 
 _TO_ANGLES = _SAME_VALUES | {"Mul", "Div", "Add", "MatMul", "Einsum", "Concat"}
-_TO_SCORES = _SAME_VALUES | {"Mul", "Div", "Add", "Where", "Sub", "Clip", "Max", "Min"}
+_TO_SCORES = _SAME_VALUES | {"Mul", "Div", "Add", "Where", "Sub", "Clip", "Max", "Min", "Concat"}
 _UNKNOWN_COUNT = 8  # how many different values are drawn where values are only sorted and compared
 _HIDING = -1e3  # constants at or below this hide a score in a softmax
 _SMALL_BYTES = 1024
@@ -299,7 +299,11 @@ def _leads_to(value: ir.Value, targets: set[str], through: set[str], hops: int) 
 
 
 def _past(model: ir.Model) -> str:
-    """The number of tokens before the new ones: the axis of an input that is joined with new rows, "0" without one."""
+    """The number of tokens before the new ones: the axis of an input that is joined with new rows, "0" without one.
+
+    A named axis goes before one of a fixed size.
+    """
+    fixed = "0"
     for value in fed_inputs(model):
         if value.shape is None or value.dtype is None or not value.dtype.is_floating_point():
             continue
@@ -311,7 +315,9 @@ def _past(model: ir.Model) -> str:
                 size = _dim(value, 2)
             if isinstance(size, str):
                 return size
-    return "0"
+            if size is not None and fixed == "0":
+                fixed = str(size)
+    return fixed
 
 
 def _is_weight(value: ir.Value | None) -> bool:

@@ -193,7 +193,7 @@ def test_inferred_inputs_run_at_two_sets_of_sizes(corpus, name):
     runnable = to_float32(model) if "bf16" in name else model
     session = CpuSession(runnable)
     first, second = choose_dimensions(runnable)
-    assert first != second
+    assert first != second or not first
     for sizes in (first, second):
         feeds = make_feeds(runnable, sizes)
         assert all(array.shape[0] >= 2 for array in feeds.values())
