@@ -146,8 +146,9 @@ class Emitter:
         return self._shared[key]
 
     def commit(self) -> None:
-        """Put the new nodes and initializers into the graph (order is restored by sorting)."""
+        """Put the new nodes, and the initializers that are read, into the graph (order is restored by sorting)."""
         for value in self._initializers:
-            self._root.initializers.add(value)
+            if value.uses() or value.is_graph_output():
+                self._root.initializers.add(value)
         self._graph.extend(self.nodes)
         self._initializers, self.nodes = [], []

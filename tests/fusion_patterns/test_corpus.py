@@ -52,10 +52,16 @@ def fused_model(path: Path, **options: object) -> tuple[ir.Model, Report]:
     return model, fuse(model, validate="none", **options)  # type: ignore[arg-type]
 
 
+def unread_initializers(model: ir.Model) -> set[str]:
+    values = model.graph.initializers.values()
+    return {value.name or "" for value in values if not value.uses() and not value.is_graph_output()}
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_fuses_and_what_not(corpus: Corpus, name: str) -> None:
-    _, report = fused_model(corpus(name))
+    fused, report = fused_model(corpus(name))
     assert report.counts == EXPECTED[name]
+    assert unread_initializers(fused) <= unread_initializers(load(corpus(name)))
     assert [missed.code for missed in report.missed] == MISSES.get(name, [])
     assert all(missed.expected and missed.got and missed.node for missed in report.missed)
 
