@@ -140,9 +140,7 @@ class _Loaded(CpuSession):
         into: Mapping[str, DeviceValue],
     ) -> list[np.ndarray]:
         wanted = [name for name in self.outputs if name not in into] if names is None else list(names)
-        for name in (*wanted, *into):
-            if name not in self.outputs:
-                raise InputError(f"the model has no output {name!r}; its outputs are {', '.join(self.outputs)}")
+        self._require_outputs([*wanted, *into])
         given = self._checked(feeds)  # alive until the run is over, because values may share the arrays' memory
         binding = self._session.io_binding()
         kept = []

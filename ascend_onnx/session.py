@@ -93,9 +93,7 @@ class CpuSession:
             InputError: a feed is missing, unknown, or of another element type or rank than the input.
         """
         names = list(self.outputs) if outputs is None else list(outputs)
-        unknown = [name for name in names if name not in self.outputs]
-        if unknown:
-            raise InputError(f"the model has no output {unknown[0]!r}; its outputs are {', '.join(self.outputs)}")
+        self._require_outputs(names)
         given = self._checked(feeds)  # alive until the run is over, because values may share the arrays' memory
         try:
             values = {name: as_value(feed) for name, feed in given.items()}
@@ -128,6 +126,11 @@ class CpuSession:
         if surplus:
             raise InputError(f"the model has no input {surplus[0]!r}; its inputs are {', '.join(self.inputs)}")
         return checked
+
+    def _require_outputs(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self.outputs:
+                raise InputError(f"the model has no output {name!r}; its outputs are {', '.join(self.outputs)}")
 
     def _serialise(self, model: ir.Model, options: onnxruntime.SessionOptions) -> bytes:
         """The model's bytes without its large weights, which are handed to the session options instead."""

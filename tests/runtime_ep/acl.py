@@ -25,13 +25,13 @@ import numpy as np
 
 from tests.oracles import Array
 
-__all__ = ["FORMAT_ND", "FORMAT_NZ", "KINDS", "Acl", "AclError", "device", "library_path"]
+from .controls import Controls, environment
+
+__all__ = ["FORMAT_ND", "FORMAT_NZ", "Acl", "AclError", "device", "library_path"]
 
 LIBRARY = "libascend_emulator.so"
 BLAS = "libscipy_openblas.so"
 VARIABLES = ("PRODUCT", "RELAX", "NOOP", "DELAY_US")
-KINDS = ("allocations", "host_allocations", "tensors", "int_arrays", "executors", "streams", "events")
-"""The kinds of live objects that the ledger counts."""
 
 FORMAT_ND, FORMAT_NZ = 2, 29
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
@@ -125,21 +125,14 @@ def load_library() -> ctypes.CDLL:
     library.aclrtGetSocName.restype = ctypes.c_char_p
     library.aclCreateTensor.restype = Handle
     library.aclCreateIntArray.restype = Handle
-    library.ascend_emulator_function.restype = ctypes.c_char_p
-    library.ascend_emulator_function.argtypes = (ctypes.c_uint64,)
-    library.ascend_emulator_fail.argtypes = (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int32)
-    library.ascend_emulator_calls.argtypes = (ctypes.c_char_p,)
-    library.ascend_emulator_calls.restype = ctypes.c_uint64
-    library.ascend_emulator_live.argtypes = (ctypes.c_char_p,)
-    library.ascend_emulator_live.restype = ctypes.c_int64
     return library
 
 
-class Acl:
+class Acl(Controls):
     """The functions of the ABI; each method raises `AclError` unless the code is 0."""
 
     def __init__(self) -> None:
-        self.library = load_library()
+        super().__init__(load_library())
 
     def call(self, function: str, *arguments: Any) -> None:
         code = getattr(self.library, function)(*arguments)
@@ -241,47 +234,15 @@ class Acl:
             raise AclError("aclCreateIntArray", -1, self.recent_error() or "")
         return int(handle)
 
-    def fail(self, function: str, nth: int, code: int) -> None:
-        """Makes the `nth` call of `function` from now on return `code`."""
-        self.library.ascend_emulator_fail(function.encode(), nth, code)
-
-    def reset_faults(self) -> None:
-        self.library.ascend_emulator_reset_faults()
-
-    def calls(self, function: str) -> int:
-        return int(self.library.ascend_emulator_calls(function.encode()))
-
-    def functions(self) -> list[str]:
-        """The names that `fail` takes."""
-        names: list[str] = []
-        while (name := self.library.ascend_emulator_function(len(names))) is not None:
-            names.append(name.decode())
-        return names
-
-    def live(self, kind: str) -> int:
-        return int(self.library.ascend_emulator_live(kind.encode()))
-
-    def ledger(self) -> dict[str, int]:
-        """The kinds of which objects are alive."""
-        return {kind: count for kind in KINDS if (count := self.live(kind))}
-
 
 @contextmanager
 def device(product: str = "a2", *, relax: Sequence[str] = (), noop: bool = False, delay_us: int = 0) -> Iterator[Acl]:
     """The emulated device of `product`, set on this thread; at the end nothing may be alive any more."""
     values = dict(zip(VARIABLES, (product, ",".join(relax), str(int(noop)), str(delay_us)), strict=True))
     variables = {f"ASCEND_EMULATOR_{name}": value for name, value in values.items()}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
     acl = Acl()
-    try:
+    with environment(variables):
         acl.call("aclInit", None)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
     try:
         acl.call("aclrtSetDevice", 0)
         yield acl

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -22,46 +21,16 @@ import runtime_ep
 from tests.operators.harness import DOMAIN, SIGNATURES
 from tests.oracles import Array
 
-from .acl import KINDS
+from .controls import Controls, environment
 
 __all__ = ["Emulator", "is_built", "npu_session", "provider", "ring_chain", "ring_feeds"]
 
 
-class Emulator:
+class Emulator(Controls):
     """The controls of the emulator that the provider uses in this process."""
 
     def __init__(self) -> None:
-        self.library = ctypes.CDLL(runtime_ep.get_emulator_path())
-        self.library.ascend_emulator_fail.argtypes = (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int32)
-        self.library.ascend_emulator_calls.argtypes = (ctypes.c_char_p,)
-        self.library.ascend_emulator_calls.restype = ctypes.c_uint64
-        self.library.ascend_emulator_live.argtypes = (ctypes.c_char_p,)
-        self.library.ascend_emulator_live.restype = ctypes.c_int64
-        self.library.ascend_emulator_function.argtypes = (ctypes.c_uint64,)
-        self.library.ascend_emulator_function.restype = ctypes.c_char_p
-
-    def fail(self, function: str, nth: int, code: int) -> None:
-        """Makes the `nth` call of `function` from now on return `code`."""
-        self.library.ascend_emulator_fail(function.encode(), nth, code)
-
-    def reset(self) -> None:
-        """Forgets faults and sets all counts to zero."""
-        self.library.ascend_emulator_reset_faults()
-
-    def calls(self, function: str) -> int:
-        return int(self.library.ascend_emulator_calls(function.encode()))
-
-    def functions(self) -> list[str]:
-        """The names that `fail` takes."""
-        names: list[str] = []
-        while (name := self.library.ascend_emulator_function(len(names))) is not None:
-            names.append(name.decode())
-        return names
-
-    def ledger(self) -> dict[str, int]:
-        """How many objects of each kind are alive, without those that are none."""
-        counts = {kind: int(self.library.ascend_emulator_live(kind.encode())) for kind in KINDS}
-        return {kind: count for kind, count in counts.items() if count}
+        super().__init__(ctypes.CDLL(runtime_ep.get_emulator_path()))
 
 
 def is_built() -> bool:
@@ -79,23 +48,15 @@ def provider(product: str = "a2", *, device_only: bool = False, **settings: str)
     `settings` are the emulator's: DELAY_US="100" sets ASCEND_EMULATOR_DELAY_US.
     """
     variables = {f"ASCEND_EMULATOR_{name}": value for name, value in {"PRODUCT": product, **settings}.items()}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
     emulator = Emulator()
     emulator.library.aclFinalize()  # so that the settings are read again
-    try:
+    with environment(variables):
         assert runtime_ep.register("emulator", device_only=device_only)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-    emulator.reset()
+    emulator.reset_faults()
     try:
         yield emulator
     finally:
-        emulator.reset()
+        emulator.reset_faults()
         gc.collect()
         alive = emulator.ledger()
         runtime_ep.unregister()

@@ -56,7 +56,7 @@ def test_the_tokens_are_those_of_the_cpu(model: onnx.ModelProto, on_cpu: Decoded
     with provider() as emulator:
         session = ascend_onnx.create_session(model, device="npu", require_npu=True)
         placed = [entry.operator for entry in session.placement() if entry.device == "npu"]
-        emulator.reset()
+        emulator.reset_faults()
         on_npu = decode(session)
         launched = emulator.calls("aclnnMlaPrologV2WeightNz")
         del session

@@ -73,7 +73,7 @@ def only_new_objects_are_collected() -> Iterator[None]:
 
 def strike(emulator: Emulator, life: Life, function: str, nth: int) -> None:
     code = OUT_OF_MEMORY if "Malloc" in function else DEVICE_FAILED
-    emulator.reset()
+    emulator.reset_faults()
     emulator.fail(function, nth, code)
     raised = life.live()
     gc.collect()
@@ -83,7 +83,7 @@ def strike(emulator: Emulator, life: Life, function: str, nth: int) -> None:
     for error in raised:
         assert "\n" not in error, where
         assert str(code) in error or "memory" in error, f"{where}: {error}"
-    emulator.reset()
+    emulator.reset_faults()
     assert life.live() == [], where
     gc.collect()
     assert emulator.ledger() == {}, where
@@ -93,7 +93,7 @@ def test_every_call_fails_once(life: Life) -> None:
     with provider() as emulator:
         life.live()
         gc.collect()
-        emulator.reset()
+        emulator.reset_faults()
         assert life.live() == []
         gc.collect()
         counts = {function: emulator.calls(function) for function in emulator.functions()}
@@ -106,7 +106,7 @@ def test_every_call_fails_once(life: Life) -> None:
 def test_a_kernel_that_fails_on_the_device(life: Life) -> None:
     with provider() as emulator:
         for nth in (1, 2, 3, 4):
-            emulator.reset()
+            emulator.reset_faults()
             emulator.fail("kernel", nth, DEVICE_FAILED)
             (error,) = life.live()
             assert "RingAttentionUpdateV2 node 'merge_" in error
@@ -123,13 +123,13 @@ def test_registration_without_a_working_cann_offers_nothing_and_says_why() -> No
         "aclInit": "aclInit failed with 507015",
         "aclrtGetDeviceCount": "failed with 507015",
     }.items():
-        emulator.reset()
+        emulator.reset_faults()
         emulator.fail(function, 1, DEVICE_FAILED)
         assert runtime_ep.register("emulator") == []
         found = runtime_ep.diagnose()
         assert not found.usable
         assert reason in found.reason
-    emulator.reset()
+    emulator.reset_faults()
     assert runtime_ep.register("emulator")
     runtime_ep.unregister()
 
@@ -138,7 +138,7 @@ def test_an_error_names_operator_node_code_arguments_and_next_step(life: Life) -
     with provider() as emulator:
         session = ascend_onnx.create_session(life.model, device="npu")
         session.run(None, life.feeds)
-        emulator.reset()
+        emulator.reset_faults()
         emulator.fail("aclnnRingAttentionUpdateV2GetWorkspaceSize", 2, 561002)
         text = failure(session, life.feeds)
         del session

@@ -29,7 +29,7 @@ def test_values_between_claimed_nodes_never_visit_the_host() -> None:
     with provider() as emulator:
         session = npu_session(model, require_npu=True)
         session.run(None, feeds)
-        emulator.reset()
+        emulator.reset_faults()
         results = session.run(None, feeds)
         assert emulator.calls("aclnnRingAttentionUpdateV2") == 5
         # One copy to the device for each of the 6 inputs, one to the host for each of the 3 outputs.
@@ -82,7 +82,7 @@ def test_nothing_is_allocated_in_steady_state() -> None:
         session = npu_session(ring_chain(8), require_npu=True)
         for seed in range(3):
             session.run(None, ring_feeds(seed))
-        emulator.reset()
+        emulator.reset_faults()
         for seed in range(20):
             session.run(None, ring_feeds(seed))
         assert emulator.calls("aclrtMalloc") == 0
@@ -99,7 +99,7 @@ def test_constants_are_uploaded_once_for_all_nodes() -> None:
     with provider() as emulator:
         session = npu_session(model, require_npu=True)
         assert emulator.calls("aclrtMemcpy") == len(constants)
-        emulator.reset()
+        emulator.reset_faults()
         results = session.run(None, varying)
         assert emulator.calls("aclrtMemcpyAsync") == len(varying)
         del session
@@ -160,12 +160,12 @@ def test_caches_are_updated_in_place_where_one_value_is_fed_and_named() -> None:
     feeds = {value.name: arrays[value.name] for value in model.graph.input}
     with provider() as emulator:
         session = ascend_onnx.create_session(model, device="npu", require_npu=True)
-        emulator.reset()
+        emulator.reset_faults()
         unbound = dict(zip(session.outputs, session.run(None, feeds), strict=True))
         assert copies(emulator) == len(feeds) + 2 + len(unbound)  # in, one for each cache on the device, out
         caches = {name: session.to_device(feeds[name]) for name in ("kv_cache", "kr_cache")}
         into = {f"{name}_out": value for name, value in caches.items()}
-        emulator.reset()
+        emulator.reset_faults()
         query, query_rope = session.run(["query", "query_rope"], {**feeds, **caches}, into=into)
         assert copies(emulator) == (len(feeds) - 2) + 2  # in and out, and no cache
         in_place = {
